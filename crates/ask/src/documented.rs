@@ -1,7 +1,7 @@
 //! Checks that docs/api.md names exactly the fields of the API objects.
 //!
-//! The tests list the fields of each object. If an object gets a new field, the tests do not
-//! compile until they list it.
+//! The tests build each object with all its fields. If an object gets a new field, the tests do not
+//! compile until they set this field.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -18,7 +18,7 @@ use super::{Form, Output, Patience};
 
 const DOCUMENT: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/api.md"));
 
-/// Returns the text of the document below a heading, up to the next heading.
+/// Returns the section of docs/api.md below this heading.
 fn under(heading: &str) -> &'static str {
     let (_, behind) = DOCUMENT
         .split_once(&format!("\n## {heading}\n"))
@@ -31,7 +31,8 @@ fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
 
-/// Collects the paths of all fields in a JSON value, such as `ports[].addresses[].at`.
+/// Adds the paths of all fields in a JSON value to `all`, such as `ports[].addresses[].at`. `at` is
+/// the path of the value.
 fn paths(value: &Value, at: &str, all: &mut BTreeSet<String>) {
     match value {
         Value::Object(fields) => {
@@ -56,7 +57,7 @@ fn paths(value: &Value, at: &str, all: &mut BTreeSet<String>) {
     }
 }
 
-/// Prints an object as JSON and as YAML, checks that both are equal, and returns the value.
+/// Formats an object as JSON and as YAML, checks that both are equal, and returns the JSON value.
 fn printed(object: &impl Serialize) -> Value {
     let as_output = |output| {
         let form = Form {
@@ -73,15 +74,15 @@ fn printed(object: &impl Serialize) -> Value {
     value
 }
 
-/// Prints an object, checks that the output can be parsed into an equal object, and returns the
-/// value.
+/// Formats an object as JSON, checks that the text parses into an equal object, and returns the
+/// JSON value.
 fn read_back<T: Serialize + DeserializeOwned + PartialEq + Debug>(object: &T) -> Value {
     let value = printed(object);
     assert_eq!(*object, serde_json::from_value(value.clone()).unwrap());
     value
 }
 
-/// Checks that a section of the document names every field of an object, and that the section's
+/// Checks that a section of docs/api.md names every field of an object, and that the section's
 /// tables name no other field. The section may omit the fields in `shared`.
 fn compare(value: &Value, text: &str, roots: &[&str], shared: &[&str]) {
     let mut told = BTreeSet::new();
@@ -277,7 +278,7 @@ fn the_services_api_matches_its_documentation() {
     };
     let roots = ["", "items[].", "items[].ports[]."];
     compare(&read_back(&list), under("`services`"), &roots, &[]);
-    // Checks that the document lists every value of a condition.
+    // Checks that the document lists every value of the field `condition`.
     for condition in [
         Condition::Ready,
         Condition::ServingTerminating,

@@ -46,7 +46,7 @@ pub(super) struct Arguments {
     form: Form,
 }
 
-/// Traces packets through the kernel's rules, and prints their paths.
+/// Traces packets through the kernel's rules, and renders their paths.
 pub(super) fn explain(arguments: &Arguments, program: &Program) -> Printed {
     let Arguments {
         to,
@@ -71,7 +71,7 @@ pub(super) fn explain(arguments: &Arguments, program: &Program) -> Printed {
     let explanation: Explanation = match socket::get(&format!("/api/v1/explain?{query}"), timeout) {
         Err(Failure::NoDaemon) => without_daemon(&asked, program.modes)?,
         // Converts `NotFound` to an error with exit status 2. In `explain`, exit status 1 means
-        // that a packet fails.
+        // that a packet is lost.
         Err(Failure::NotFound(why)) => {
             let why = match &asked.to {
                 TraceDestination::Service(service, _) if !to.contains('/') => {
@@ -97,7 +97,8 @@ pub(super) fn explain(arguments: &Arguments, program: &Program) -> Printed {
     Ok((text, exit_status(&explanation)))
 }
 
-/// Traces packets to an address without a daemon, from the kernel's state alone.
+/// Traces packets to an address from the kernel's state alone. Fails for a Service, because only
+/// the daemon knows Services.
 fn without_daemon(asked: &TraceRequest, modes: Footprints) -> Result<Explanation, Failure> {
     if let TraceDestination::Service(..) = asked.to {
         return Err(Failure::NoDaemon);

@@ -8,23 +8,23 @@ use serde::Serialize;
 use super::Failure;
 use super::table::shown;
 
-/// Kernel entries that kube-proxies left on a node, as the command prints them.
+/// Kernel entries that kube-proxies left on a node, as `kube-proxy status` prints them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Leftovers {
     /// Always false: this object exists only if no daemon responds.
     daemon: bool,
-    /// Names of the modes that ran on this node, as their entries show.
+    /// Modes that ran on this node, detected by their leftover entries.
     modes: Vec<&'static str>,
     /// Leftover kernel entries, one line each.
     holds: Vec<String>,
     /// Parts of the kernel's state that cannot be read, each with the reason.
     unreadable: Vec<String>,
-    /// Features that this kernel lacks. Entries that need such a feature cannot exist.
+    /// Kernel features that this node lacks, such as IPVS. They cannot have leftover entries.
     absent: Vec<String>,
 }
 
 impl Leftovers {
-    /// Reads the entries that kube-proxies in these modes left in the kernel. Loads no kernel
+    /// Searches the kernel for entries that kube-proxies left in these modes. Loads no kernel
     /// module.
     pub(super) fn look(modes: Footprints) -> Self {
         let all = ::cleanup::survey(modes);
@@ -54,7 +54,7 @@ impl Leftovers {
         }
     }
 
-    /// Renders the entries as lines.
+    /// Renders the leftover entries as text, one line each.
     pub(super) fn render(&self) -> String {
         let mut text = format!("{}\n\n", Failure::NoDaemon);
         // Ignores the results of writes to a String, which cannot fail.

@@ -95,7 +95,7 @@ struct Patience {
     timeout: Duration,
 }
 
-/// Output format that the option `-o` selects.
+/// Output format that the user selects with `-o`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Output {
     Wide,
@@ -125,7 +125,7 @@ enum Failure {
 /// daemon runs.
 #[derive(Debug, Clone, Copy)]
 pub struct Program {
-    /// Footprints (names in the kernel) of the modes in this build.
+    /// Footprints of the modes in this build: the names of their kernel entries.
     pub modes: Footprints,
     /// Function that returns a reader of the kernel's IPVS virtual servers.
     pub virtual_servers: fn() -> Box<dyn ReadCounters>,

@@ -8,7 +8,7 @@ use super::{Failure, socket};
 
 /// Words that may precede the name of a Service, as in `svc/web`.
 const KINDS: [&str; 3] = ["svc", "service", "services"];
-/// Maximum number of Services that are read to find a missing Service in other namespaces.
+/// Maximum number of Services to request, to find a missing Service in other namespaces.
 const SEARCH_LIMIT: usize = 500;
 
 /// Removes the word `svc`, `service` or `services` in front of a name. For example, `svc/web`
@@ -68,8 +68,8 @@ pub(super) fn encoded(text: &str) -> String {
     form_urlencoded::byte_serialize(text.as_bytes()).collect()
 }
 
-/// Returns the error for a Service that does not exist. Its text includes the command that the user
-/// probably meant.
+/// Returns the error for a Service that does not exist, with a suggestion of what the user meant.
+/// `why` is the daemon's error.
 pub(super) fn not_found(why: &str, name: &str, timeout: Duration) -> Failure {
     let list = |query: String| {
         let path = format!("/api/v1/services?endpoints=false&counters=false&{query}");
@@ -86,10 +86,9 @@ pub(super) fn not_found(why: &str, name: &str, timeout: Duration) -> Failure {
     })
 }
 
-/// Suggests what the user meant by the name of a Service that does not exist: the namespace `name`,
-/// or a Service in `named`, which lists the Services of this name in other namespaces.
-/// `in_namespace` is the number of Services in the namespace `name`. Returns `None` without a
-/// suggestion.
+/// Suggests what the user meant by `name`, for which no Service exists: the namespace `name`, or a
+/// Service in `named`, which lists Services of this name in other namespaces. `in_namespace` is the
+/// number of Services in the namespace `name`. Returns `None` if nothing fits.
 fn advice(name: &str, in_namespace: usize, named: &[ServiceName]) -> Option<String> {
     if in_namespace > 0 {
         return Some(format!(

@@ -32,9 +32,9 @@ daemon it lists the virtual servers of IPVS, without names, and exits with 3.
 Exit status: 0, no errors; 1, a Service has errors, or does not exist; 2, wrong
 usage, or unreadable; 3, no daemon answers.";
 
-/// Maximum number of Services in one response, if the response has no endpoints.
+/// Maximum number of Services in one page of a list without endpoints.
 const PAGE: usize = 5_000;
-/// Maximum number of Services in one response, if the response has endpoints.
+/// Maximum number of Services in one page of a list with endpoints.
 const PAGE_WITH_ENDPOINTS: usize = 500;
 
 /// Arguments of `services`.
@@ -93,7 +93,7 @@ impl Arguments {
     }
 }
 
-/// Shows one Service, or lists all Services. If no daemon runs, lists the virtual servers in the
+/// Renders one Service, or a list of Services. If no daemon runs, lists the virtual servers in the
 /// kernel.
 pub(super) fn services(arguments: &Arguments, program: &Program) -> Printed {
     let answer = match &arguments.name {
@@ -300,8 +300,8 @@ fn policy(service: &Service) -> String {
     }
 }
 
-/// Formats four counters as cells: connections, active connections, packets and bytes. Packets and
-/// bytes are sums over both directions.
+/// Formats connections, active connections, packets and bytes as four cells. Packets and bytes are
+/// sums over both directions.
 fn counted(counters: Option<&Counters>) -> [Cell; 4] {
     let both = |one: Option<u64>, other: Option<u64>| match (one, other) {
         (None, None) => None,

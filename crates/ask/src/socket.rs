@@ -9,12 +9,13 @@ use serde_json::Value;
 use super::Failure;
 use local_socket::SocketLocations;
 
-/// Time without a response after which the command prints that it is still waiting.
+/// Wait for a response after which the command prints that it is still waiting.
 const NOTICE_AFTER: Duration = Duration::from_secs(3);
-/// Maximum size of a response, in bytes. A page of 5,000 Services has a tenth of this size.
+/// Maximum size of a response, in bytes. A page of 5,000 Services is a tenth of this size.
 const ANSWER_BYTES_MAX: u64 = 256 << 20;
 
-/// Requests the object at a path. `timeout` is the longest time without data from the daemon.
+/// Requests the API object at a path, and parses it. `timeout` is the longest time without data
+/// from the daemon.
 ///
 /// # Errors
 ///
@@ -88,7 +89,7 @@ fn ask(places: &SocketLocations, path: &str, patience: Duration) -> Result<Vec<u
     exchange().map_err(failed)
 }
 
-/// Splits an HTTP response into its status code and its body.
+/// Splits an HTTP response into its status code and its body. Returns `None` if it is not HTTP.
 fn split(answer: &[u8]) -> Option<(u16, &[u8])> {
     const END: &[u8] = b"\r\n\r\n";
     let at = answer.windows(END.len()).position(|part| part == END)?;

@@ -43,7 +43,7 @@ pub(super) struct Arguments {
     form: Form,
 }
 
-/// Shows the state of the daemon. If no daemon runs, lists the entries that kube-proxies left in
+/// Renders the state of the daemon. If no daemon runs, lists the entries that kube-proxies left in
 /// the kernel.
 pub(super) fn status(arguments: &Arguments, program: &Program) -> Printed {
     let form = arguments.form;
@@ -73,8 +73,8 @@ fn exit_status(status: &Status) -> u8 {
     }
 }
 
-/// Prints the current state, and prints it again after each change, until the reader closes the
-/// output. A daemon that does not respond also counts as a state, because it may be restarting.
+/// Prints the daemon's state, and again after each change, until standard output is closed. A
+/// daemon that does not respond is one of these states, because it may be restarting.
 fn watch(form: Form) -> Printed {
     let is_screen = form.is_table() && io::stdout().is_terminal();
     let mut last: Option<Result<Status, String>> = None;
@@ -114,8 +114,8 @@ fn watch(form: Form) -> Printed {
     }
 }
 
-/// Returns a copy of the status without ages. Ages always change, so they must not count as a
-/// change.
+/// Returns a copy of the status without ages, and without the usage of limits that are not near.
+/// Both change all the time, so `watch` must not treat them as a change.
 fn without_times(status: &Status) -> Status {
     let mut status = status.clone();
     for family in &mut status.families {

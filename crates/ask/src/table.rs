@@ -45,7 +45,7 @@ impl<T: Into<String>> From<T> for Cell {
 }
 
 impl Cell {
-    /// Creates a table cell with this tone (its colour).
+    /// Creates a table cell. The tone determines its colour.
     pub(super) fn of(text: impl Into<String>, tone: Tone) -> Self {
         Self {
             text: shown(&text.into()),
@@ -109,7 +109,7 @@ impl TextTable {
     }
 }
 
-/// Adds the colour of a tone to a text, unless `has_colours` is false.
+/// Adds the colour of a tone to a text if `has_colours` is true.
 pub(super) fn coloured(text: &str, tone: Tone, has_colours: bool) -> String {
     let code = match tone {
         Tone::Plain => return text.to_owned(),
@@ -149,7 +149,7 @@ pub(super) fn short(number: u64) -> String {
     if number < 10_000 {
         return number.to_string();
     }
-    // Counts in tenths of the unit, for one decimal.
+    // Counts in tenths of the unit, because the text has one decimal.
     let mut tenths = u128::from(number) * 10 / 1_000;
     let mut unit = units.next().unwrap_or_default();
     for next in units {

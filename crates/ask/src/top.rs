@@ -66,7 +66,8 @@ pub(super) struct Arguments {
     form: Form,
 }
 
-/// Returns a parser for whole numbers in a range. `advice` is the error for any other text.
+/// Returns a parser that accepts whole numbers in `range`, and rejects any other text with
+/// `advice`.
 fn whole<T>(
     range: RangeInclusive<T>,
     advice: &'static str,
@@ -161,7 +162,7 @@ fn sample(query: SampleQuery) -> Result<Top, Failure> {
     socket::get(&path, timeout)
 }
 
-/// Renders the lists of Services and endpoints for printing, with no limit on the number of lines.
+/// Renders the lists of Services and endpoints with all their rows, for one print.
 fn printed(top: &Top, sort: Sort) -> String {
     const WIDE: u16 = 160;
     let view = View::new(sort);
@@ -219,7 +220,7 @@ async fn watch(arguments: &Arguments, mut top: Top) -> io::Result<u8> {
                         return Ok(EXIT_WELL);
                     }
                 }
-                // The size of the terminal may have changed. The loop draws the list again.
+                // The terminal may have a new size, so the loop draws the screen again.
                 Some(Ok(_)) => {}
                 Some(Err(error)) => return Err(error),
                 // The stream of keys has ended because the terminal closed, so the program ends.
@@ -249,7 +250,7 @@ async fn watch(arguments: &Arguments, mut top: Top) -> io::Result<u8> {
     }
 }
 
-/// Waits for the response to the pending request. If no request is pending, never returns.
+/// Waits for the response to the pending request. Waits forever if no request is pending.
 async fn answer_of(pending: &mut Option<JoinHandle<Result<Top, Failure>>>) -> Result<Top, Failure> {
     match pending {
         Some(pending) => pending

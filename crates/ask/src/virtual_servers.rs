@@ -13,7 +13,7 @@ use service_counters::{At, Count, CounterSelection, OfAddress, OfEndpoint, ReadC
 use super::Failure;
 use super::table::{Cell, TextTable, short};
 
-/// IPVS virtual servers, as the command prints them.
+/// IPVS virtual servers, as `kube-proxy services` prints them.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct VirtualServers {
@@ -26,7 +26,7 @@ pub(super) struct VirtualServers {
 #[serde(rename_all = "camelCase")]
 struct VirtualServer {
     at: String,
-    /// Protocol. Absent for a virtual server of a firewall mark, which serves all protocols.
+    /// Protocol, or `None` for a virtual server of a firewall mark, which serves all protocols.
     #[serde(skip_serializing_if = "Option::is_none")]
     protocol: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]

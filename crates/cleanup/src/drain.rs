@@ -28,8 +28,8 @@ pub struct Drain {
 }
 
 impl Drain {
-    /// Returns the drain that `cleanup` has begun for these modes. Returns `None` if no virtual
-    /// server drains.
+    /// Creates a drain of the virtual servers that `cleanup` lists as draining. Returns `None` if
+    /// it lists none.
     pub fn of(modes: Footprints, cleanup: &Cleanup) -> Option<Self> {
         let servers = cleanup.draining.clone();
         (!servers.is_empty()).then_some(Self { modes, servers })
@@ -54,11 +54,11 @@ impl Drain {
         families.filter(move |family| needed.is_whole(*family))
     }
 
-    /// Removes the virtual servers whose last connection has ended, and their addresses. Returns
-    /// true once no draining virtual server is left.
+    /// Removes the draining virtual servers without connections, and their addresses. Returns true
+    /// once no draining virtual server is left.
     ///
-    /// The addresses of the last virtual servers stay until the cleanup after the drain. Costs
-    /// O(draining virtual servers).
+    /// The addresses of the last virtual servers stay until the cleanup after the drain. The cost
+    /// grows with the number of draining virtual servers.
     ///
     /// # Errors
     ///
@@ -72,8 +72,8 @@ impl Drain {
         Ok(self.servers.is_empty())
     }
 
-    /// Deletes the virtual servers without connections. Returns the addresses that no draining
-    /// virtual server needs any longer.
+    /// Deletes the draining virtual servers without connections. Returns the addresses that no
+    /// remaining one needs.
     fn end(&mut self) -> Result<BTreeSet<IpAddr>, Error> {
         let mut ipvs = Ipvs::open()?;
         let mut ended = Vec::new();

@@ -16,19 +16,19 @@ use ipvs_netlink::ServiceKey;
 /// Evidence of one IP family, read from the kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Evidence {
-    /// Addresses on the links that modes create, as interface addresses or as local routes.
+    /// Service addresses on the links that modes create, as interface addresses or as local routes.
     pub(crate) bound: BTreeSet<IpAddr>,
     /// Addresses on all other links of the node.
     pub(crate) elsewhere: BTreeSet<IpAddr>,
-    /// Members of the sets in which a mode lists the addresses that it has bound to its link.
+    /// Members of the sets in which modes list the addresses that they have bound to their links.
     pub(crate) said_bound: BTreeSet<IpAddr>,
     servers: BTreeSet<(SocketAddr, Protocol)>,
     node_ports: BTreeSet<(u16, Protocol)>,
-    /// Destination addresses whose packets get a firewall mark, by mark.
+    /// Firewall marks, each with the destination addresses whose packets get this mark.
     marks: BTreeMap<u32, BTreeSet<IpAddr>>,
 }
 
-/// Key and flags of a virtual server. These fields serve as evidence.
+/// A virtual server's key and IPVS flags. A mode's ownership flag may be one of the flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Server {
     pub(crate) key: ServiceKey,
@@ -36,8 +36,8 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Returns the address, port and protocol. Returns `None` for a firewall mark, and for a
-    /// protocol that Services do not support.
+    /// Returns the virtual server's address, port and protocol. Returns `None` for a firewall mark,
+    /// and for a protocol that Services do not support.
     pub(crate) fn at(&self) -> Option<(SocketAddr, Protocol)> {
         match self.key {
             ServiceKey::Address {
@@ -64,7 +64,7 @@ impl fmt::Display for Server {
 }
 
 impl Evidence {
-    /// Records a member of a set as evidence. `says` is the meaning of the set.
+    /// Records a set member as evidence. `says` is the meaning of the set, such as bound addresses.
     pub(crate) fn add(&mut self, says: Says, entry: &Entry) {
         let known = |protocol: IpProtocol| Protocol::from_number(protocol.0);
         match (says, *entry) {
@@ -90,9 +90,10 @@ impl Evidence {
     /// Reports whether one of these modes created a virtual server. Each of these facts is enough:
     ///
     /// * A set contains the virtual server.
-    /// * Its address is on a mode's link, and no set contains any virtual server at this address.
-    /// * Its port is a NodePort, and its address belongs to the node. With the ownership flag, the
-    ///   port alone is enough, because the node may have lost the address.
+    /// * The virtual server's address is on a mode's link, and no set contains any virtual server
+    ///   at this address.
+    /// * The virtual server's port is a NodePort, and its address belongs to the node. With the
+    ///   ownership flag, the port alone is enough, because the node may have lost the address.
     ///
     /// For a virtual server with a firewall mark, only the ownership flag is evidence, because
     /// another program may use the same mark.

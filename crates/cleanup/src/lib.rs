@@ -44,16 +44,16 @@ pub use report::{Cleanup, DrainingServer};
 pub use servers::ForeignServer;
 pub use withdraw::withdraw;
 
-/// Time for connections through virtual servers to complete a handshake or a close. Once a virtual
-/// server is deleted, the kernel drops the packets of its connections.
+/// Wait before virtual servers are deleted, so that their connections can complete a handshake or a
+/// close. After the deletion, the kernel drops the packets of these connections.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Removes the entries of kube-proxies in these modes from the network namespace of the calling
-/// thread.
+/// Removes the kernel entries that kube-proxies created in these modes. Works in the network
+/// namespace of the calling thread.
 ///
-/// Covers both IP families and both iptables backends. Keeps virtual servers within `excluded`.
-/// Loads no kernel module. The caller must have stopped these kube-proxies, because a running
-/// kube-proxy writes its entries again.
+/// Covers both IP families and both iptables backends. Keeps virtual servers with an address in
+/// `excluded`. Loads no kernel module. The caller must have stopped these kube-proxies, because a
+/// running kube-proxy writes its entries again.
 pub fn clean_up(modes: Footprints, excluded: &[IpNet]) -> Cleanup {
     let mut cleanup = Cleanup::default();
     let installed = installed(&mut cleanup);
@@ -73,8 +73,8 @@ pub fn clean_up(modes: Footprints, excluded: &[IpNet]) -> Cleanup {
     cleanup
 }
 
-/// Returns the installed iptables programs. If a program does not print its version, the cleanup
-/// reports that it cannot read the iptables rules.
+/// Returns the installed iptables programs. If a program does not print its version, returns none
+/// and adds to `cleanup` that the iptables rules cannot be read.
 fn installed(cleanup: &mut Cleanup) -> Vec<Iptables> {
     Iptables::installed().unwrap_or_else(|error| {
         let line = format!("the iptables rules cannot be read: {error}");
@@ -96,13 +96,13 @@ pub fn survey(modes: &[&'static Footprint]) -> Cleanup {
 pub struct ServingMode {
     /// Footprint of the current mode. The cleanup keeps the entries that this footprint names.
     pub mode: &'static Footprint,
-    /// The iptables backend of the current mode. The mode has already cleaned up this backend, so
-    /// no rule in this backend refers to a leftover set. `None` if the mode has no iptables rules.
-    /// The cleanup then removes leftover rules from every backend.
+    /// The iptables backend of the current mode, in which no rule refers to a leftover set, because
+    /// the mode has cleaned it up. `None` if the mode has no iptables rules. The cleanup then
+    /// removes leftover rules from every backend.
     pub iptables: Option<Iptables>,
 }
 
-/// Removes the entries of these modes. Keeps entries that also belong to the current mode.
+/// Removes the entries of `modes`, except entries that the current mode uses.
 pub fn clean_up_beside(modes: Footprints, serving: &ServingMode, excluded: &[IpNet]) -> Cleanup {
     beside(modes, serving, excluded, Manner::Remove)
 }
@@ -164,8 +164,8 @@ fn beside(modes: Footprints, serving: &ServingMode, excluded: &[IpNet], manner: 
     cleanup
 }
 
-/// Makes new connections use the current mode. For this, empties the chains of leftover nftables
-/// tables, which would send packets to virtual servers that are about to be deleted.
+/// Makes new connections use the current mode. For this, empties the chains of the other modes'
+/// nftables tables, which would send packets to virtual servers that the cleanup then deletes.
 ///
 /// Then waits for a short time, so that connections through virtual servers can complete a
 /// handshake or a close.
@@ -206,9 +206,9 @@ pub fn disarm_ended(modes: Footprints, serving: &str) -> Cleanup {
     cleanup
 }
 
-/// Lists the virtual servers of this network namespace for which the kernel has no proof that one
-/// of `modes` created them (for example, a member of a set). The list may include a mode's own
-/// virtual server, if the mode has not written the proof yet. Loads no kernel module.
+/// Lists the virtual servers of this network namespace without evidence (such as a set member) that
+/// one of `modes` created them. The list may include a mode's own virtual server, if the mode has
+/// not written the evidence yet. Loads no kernel module.
 ///
 /// # Errors
 ///
@@ -232,8 +232,8 @@ pub fn foreign_servers(modes: Footprints) -> Result<Vec<ForeignServer>, Vec<Stri
     }
 }
 
-/// Removes the entries of `modes`: virtual servers before links, and rules before sets. Removes the
-/// rules of the modes in `of_rules` from the given iptables backends.
+/// Removes the entries of `modes`: virtual servers before links, and rules before sets. From the
+/// given iptables backends, removes the rules of the modes in `of_rules`.
 fn take_down(
     modes: &[&'static Footprint],
     of_rules: &[&'static Footprint],
@@ -268,7 +268,7 @@ fn take_down(
     }
 }
 
-/// Leftovers of one IP family in the kernel, with the evidence of the modes that created them.
+/// Leftovers in the kernel of one IP family, with the evidence of the modes that created them.
 struct FamilyLeftovers {
     family: IpFamily,
     evidence: Evidence,
@@ -279,7 +279,8 @@ struct FamilyLeftovers {
 }
 
 impl FamilyLeftovers {
-    /// Reads the evidence that shows which virtual servers these modes created.
+    /// Reads the links and sets of these modes, and the evidence of virtual servers that they
+    /// created.
     fn read(modes: &[&'static Footprint], family: IpFamily, cleanup: &mut Cleanup) -> Self {
         let mut need = Need::Over;
         let mut evidence = Evidence::default();

@@ -78,7 +78,7 @@ impl LinkEntries {
     }
 }
 
-/// Evidence of one IP family for the removal of a link.
+/// Links of one IP family, and the evidence that decides whether a link may be removed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FamilyEvidence<'a> {
     pub(crate) family: IpFamily,
@@ -227,8 +227,8 @@ fn keep(
     for route in held.routes.iter().filter(is_unused) {
         route.push_del(&mut batch);
     }
-    // Ignores refusals by the kernel, because another program may have removed an address already.
-    // The cleanup after the drain reports addresses that are still on the link.
+    // Ignores refusals, because another program may have removed an address already. The cleanup
+    // after the drain reports addresses that are still on the link.
     rtnetlink.execute(&batch)?;
     Ok(())
 }
@@ -242,7 +242,8 @@ fn prepare_for_routes(
     index: u32,
 ) -> Result<(), Error> {
     if family == IpFamily::V6 {
-        // On a kernel without this option, the link gets a link-local address, which is harmless.
+        // If the kernel cannot turn off address generation, the link gets a link-local address,
+        // which is harmless.
         drop(rtnetlink.set_address_generation(link.name, AddressGeneration::None));
         return rtnetlink.set_link_state(link.name, LinkState::Up);
     }
@@ -341,8 +342,7 @@ fn unbind(link: &Link, of: &FamilyEvidence<'_>, manner: Manner, cleanup: &mut Cl
     }
 }
 
-/// Reports whether an address matters for the cleanup, which ignores loopback and IPv6 link-local
-/// addresses.
+/// Returns false for loopback and IPv6 link-local addresses, which the cleanup ignores.
 pub(crate) fn counts(address: IpAddr) -> bool {
     let is_link_local = matches!(address, IpAddr::V6(ip) if ip.is_unicast_link_local());
     !(address.is_loopback() || is_link_local)

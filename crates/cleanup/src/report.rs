@@ -1,4 +1,4 @@
-//! Report of a cleanup, as lines for the operator.
+//! Report of a cleanup: its results, as lines for the operator.
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -10,9 +10,10 @@ use ipvs_netlink::ServiceKey;
 /// Outcome of a cleanup, as lines for the operator.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Cleanup {
-    /// Entries that the cleanup has removed, or would remove.
+    /// Entries that the cleanup has removed, or would remove, one line each.
     pub removed: Vec<String>,
-    /// Entries that still exist or may still exist, each with the next step for the operator.
+    /// Entries that still exist or may still exist, one line each, with the next step for the
+    /// operator.
     pub left: Vec<String>,
     /// Kernel features that this node lacks. Such features have no leftover entries.
     pub absent: Vec<String>,
@@ -31,7 +32,7 @@ pub(crate) enum Manner {
     Count,
 }
 
-/// Reason why the cleanup still needs the evidence for virtual servers, or `Over` if it does not.
+/// Reason why the cleanup still needs the evidence of virtual servers. `Over`: it does not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Need {
     /// Not needed: all virtual servers of the modes are deleted.
@@ -49,7 +50,7 @@ pub struct DrainingServer {
     /// Service addresses of the virtual server's connections. Empty if the addresses are unknown,
     /// because no set contains the virtual server's firewall mark.
     pub(crate) addresses: BTreeSet<IpAddr>,
-    /// Number of connections in the kernel's table, including connections that have just ended.
+    /// Number of entries in the IPVS connection table, including connections that have just ended.
     pub connections: u64,
 }
 

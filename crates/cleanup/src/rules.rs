@@ -90,8 +90,8 @@ pub(crate) fn empty(modes: &[&'static Footprint], installed: &[Iptables], cleanu
             continue;
         }
         for iptables in installed {
-            // The kernel itself shows whether the family has rules. If it has none, no iptables
-            // program needs to run.
+            // Reads directly from the kernel whether the IP family has iptables rules. If it has
+            // none, no iptables program needs to run.
             if iptables.is_empty(family) {
                 continue;
             }

@@ -17,7 +17,7 @@ use crate::report::{Cleanup, DrainingServer, LOST, Manner, Need, many};
 /// File with the kernel's list of virtual servers. It exists only while IPVS is loaded. Reading it
 /// does not load IPVS, unlike a netlink request.
 pub(crate) const LIST: &str = "/proc/thread-self/net/ip_vs";
-/// Number of bytes to read from the list. Covers the header and the first virtual server.
+/// Number of bytes to read from [`LIST`]. They include the header and the first virtual server.
 const HEAD: u64 = 1024;
 /// Number of header lines at the beginning of the list.
 const HEAD_LINES: usize = 3;
@@ -106,7 +106,7 @@ pub(crate) fn remove(
     }
 }
 
-/// Returns the virtual servers that, by the evidence, none of these modes created.
+/// Returns the virtual servers without evidence that one of these modes created them.
 pub(crate) fn foreign(
     modes: &[&'static Footprint],
     family: IpFamily,
@@ -135,7 +135,7 @@ fn read(ipvs: &mut Ipvs, family: IpFamily) -> Result<Vec<Server>, Error> {
     Ok(all.map(server).collect())
 }
 
-/// Returns the virtual servers that the cleanup must delete, in the order of deletion.
+/// Returns the virtual servers to delete, in the order of deletion.
 fn doomed(
     ipvs: &mut Ipvs,
     modes: &[&'static Footprint],

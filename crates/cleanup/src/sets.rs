@@ -13,7 +13,7 @@ use crate::report::{Cleanup, Manner, Need, many};
 /// matches the set.
 const RELEASED_WITHIN: Duration = Duration::from_secs(2);
 
-/// Existing ipsets with names that belong to modes.
+/// Existing ipsets with the names that modes use.
 pub(crate) struct Sets {
     ipset: Ipset,
     names: Vec<String>,

@@ -23,7 +23,7 @@ pub(crate) fn read(
         let sets = (mode.sets)(family).into_iter();
         let telling: Vec<_> = sets.filter(|set| set.says != Says::Nothing).collect();
         for table in mode.nft_tables {
-            // The sets in this mode's tables are no evidence.
+            // None of this mode's sets is evidence, so its tables are not read.
             if telling.is_empty() {
                 continue;
             }

@@ -30,15 +30,15 @@ use route_netlink::Rtnetlink;
 use crate::report::{Cleanup, many};
 use crate::servers::LIST;
 
-/// End of the comment on an iptables rule for a cluster IP.
+/// Suffix of the comment on an iptables rule for a cluster IP.
 const CLUSTER_IP: &str = " cluster IP";
 /// Chain of the filter table in which all rules are for cluster IPs.
 const CLUSTER_IPS_CHAIN: (Table, &str) = (Table::Filter, "KUBE-SERVICES");
 const TCP: Protocol = Protocol::Tcp;
 
 /// Removes the entries of these modes that redirect TCP packets to one of these addresses. Works in
-/// the network namespace of the calling thread. Keeps virtual servers within `excluded`. Loads no
-/// kernel module.
+/// the network namespace of the calling thread. Keeps virtual servers with an address in
+/// `excluded`. Loads no kernel module.
 pub fn withdraw(modes: Footprints, addresses: &[SocketAddr], excluded: &[ipnet::IpNet]) -> Cleanup {
     let mut cleanup = Cleanup::default();
     for family in IpFamily::ALL {
@@ -85,7 +85,7 @@ enum Role {
     ClusterIp,
     /// An external or load-balancer address of a Service, with this port.
     External,
-    /// An address and port that no set contains, so no Service has them.
+    /// No Service, because no set contains the address and port.
     Nobodys,
 }
 
@@ -337,7 +337,7 @@ fn unbind(mode: &Footprint, family: IpFamily, ip: IpAddr) -> Result<Option<&'sta
     Ok((!replies.is_empty()).then_some(link.name))
 }
 
-/// Returns the key of an nftables set element for an address and TCP port.
+/// Returns the key of the nftables set element for an address and a TCP port.
 fn key_of(at: SocketAddr) -> nftables_netlink::Bytes {
     let key = Concatenation::new().address(at.ip());
     key.protocol(TCP.number()).port(at.port()).into_key()
@@ -421,7 +421,7 @@ impl OwnTable {
     }
 }
 
-/// Returns the length in bytes of a key whose parts have these types.
+/// Returns the length in bytes of an nftables set key with parts of these types.
 fn len(types: &[DataType]) -> usize {
     types
         .iter()
@@ -441,8 +441,8 @@ fn withdraw_rules(
     }
     // iptables rules cannot be changed without the iptables programs.
     for iptables in crate::installed(cleanup) {
-        // The kernel itself shows whether the family has rules. If it has none, no iptables program
-        // needs to run.
+        // Reads directly from the kernel whether the IP family has iptables rules. If it has none,
+        // no iptables program needs to run.
         if iptables.is_empty(family) {
             continue;
         }

@@ -148,7 +148,7 @@ fn only_rules_that_redirect_to_an_ended_process_are_disabled() {
     });
 }
 
-/// Returns as text the kernel entries that IPVS mode with rules in nftables has left.
+/// Prints the kernel entries that are left of IPVS mode with rules in nftables.
 fn left_by_ipvs() -> String {
     let script = "nft list tables ip; iptables-nft-save -t nat
                   ip -oneline address show dev kube-ipvs0 2>/dev/null || true
@@ -159,8 +159,8 @@ fn left_by_ipvs() -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Starts a process that owns an nftables table. The kernel lets no other process change such a
-/// table.
+/// Starts an `nft` process that owns an nftables table. While the process runs, the kernel lets no
+/// other process change the table.
 fn owner() -> Child {
     let mut owner = Command::new("nft")
         .arg("-i")
@@ -179,14 +179,14 @@ fn owner() -> Child {
     owner
 }
 
-/// Checks that the cleanup stops. Otherwise it would delete virtual servers to which the table
-/// still sends packets.
+/// Checks that the cleanup stops. If it continued, it would delete virtual servers to which the
+/// table still sends packets.
 #[test]
 #[ignore = "needs a network namespace: run by make test in the lab"]
 fn cleanup_keeps_all_entries_of_a_mode_whose_table_cannot_be_emptied() {
     on_a_node(|| {
         sh(
-            // Ignores failures, because some kernels lack dummy links or IPVS.
+            // Ignores failed commands, because some kernels lack dummy links or IPVS.
             "ip link add kube-ipvs0 type dummy 2>/dev/null || true
             ip addr add 10.96.0.10/32 dev kube-ipvs0 2>/dev/null || true
             ipvsadm -A -t 10.96.0.10:80 -s rr 2>/dev/null || true",

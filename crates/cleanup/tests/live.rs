@@ -98,7 +98,7 @@ fn leave_iptables_mode() {
             include_str!("../../proxy-ipvs/tests/iptables-mode/ip6tables-save"),
         ),
     ] {
-        // Skips the kubelet's chain, which already exists.
+        // Skips the kubelet's chain `KUBE-FIREWALL`, which already exists.
         let lines = saved
             .lines()
             .filter(|line| !line.contains("nfacct") && !line.contains("KUBE-FIREWALL"));

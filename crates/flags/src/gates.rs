@@ -1,4 +1,5 @@
-//! Feature gates of Kubernetes 1.34 to 1.38: their values on the command line, and their effect.
+//! Feature gates of Kubernetes 1.34 to 1.38: the values that a user sets, and the gates that are
+//! on.
 //!
 //! A cluster often has one `featureGates` list for all its components and for several releases. An
 //! upstream kube-proxy knows only the gates of its own release. This program serves clusters of all
@@ -6,9 +7,8 @@
 //!
 //! - A gate that this program does not use or know causes a warning. The program still starts.
 //! - `gates/kubernetes.txt` has one line per gate, with its stage in each release.
-//! - A gate that the command line does not set has the default of the [release that this program
-//!   matches](KUBERNETES). If that release lacks the gate, the gate has the default of the nearest
-//!   release that has the gate.
+//! - A gate that the user does not set has its default in the [release that this program
+//!   matches](KUBERNETES), or else in the nearest release that has the gate.
 //! - Few gates change the behaviour of a kube-proxy. docs/flags.md, `OF_KUBE_PROXY` and
 //!   `WITHOUT_EFFECT` describe their effects.
 
@@ -23,11 +23,11 @@ pub const EXTERNAL_IPS: &str = "AllowServiceExternalIPs";
 pub const FLAGZ: &str = "ComponentFlagz";
 /// Gate for the page `/statusz`.
 pub const STATUSZ: &str = "ComponentStatusz";
-/// Gate for alpha features of the log: writing to standard output, and buffers.
+/// Gate for the alpha flags of the log: split output streams, and buffers.
 pub const ALPHA_LOGGING: &str = "LoggingAlphaOptions";
-/// Gate for beta features of the log: JSON.
+/// Gate for the beta log format, `--logging-format=json`.
 pub const BETA_LOGGING: &str = "LoggingBetaOptions";
-/// Gate for receiving the first list of objects as a stream (watch-list).
+/// Gate for receiving the first list of objects as a watch stream (WatchList).
 pub const STREAMED_LISTS: &str = "WatchListClient";
 /// Gate that permits IPVS mode (KEP-5495). Only an explicit `false` has an effect in this program.
 pub const IPVS_MODE: &str = "KubeProxyIPVS";
@@ -35,10 +35,10 @@ pub const IPVS_MODE: &str = "KubeProxyIPVS";
 /// 1.37, and beta and on in 1.38.
 pub const LOCALHOST_NODE_PORTS: &str = "KubeProxyNFTablesLocalhostNodePorts";
 
-/// Gates that each set all gates of one stage, except gates that the command line sets by name.
+/// Gates that set all gates of one stage. A gate that the user sets by name takes precedence.
 const OF_STAGE: [(&str, Stage); 2] = [("AllAlpha", Stage::Alpha), ("AllBeta", Stage::Beta)];
 
-/// Gates that upstream's kube-proxy uses in at least one release, directly or in its libraries.
+/// Gates that upstream's kube-proxy or its libraries read in at least one of these releases.
 const OF_KUBE_PROXY: &[&str] = &[
     EXTERNAL_IPS,
     FLAGZ,
@@ -73,7 +73,8 @@ const OF_KUBE_PROXY: &[&str] = &[
     "WinOverlay",
 ];
 
-/// Gates of kube-proxy, each with the value that has no effect in this program, and the reason.
+/// Gates of kube-proxy for which one value has no effect here: name, that value, and the reason
+/// that the warning gives.
 const WITHOUT_EFFECT: &[(&str, bool, &str)] = &[
     ("CBORServingAndStorage", true, "no page is served as CBOR"),
     (
@@ -113,7 +114,7 @@ const WITHOUT_EFFECT: &[(&str, bool, &str)] = &[
 pub enum Stage {
     /// Early feature, off by default.
     Alpha,
-    /// Mature feature, mostly on by default.
+    /// Mature feature, usually on by default.
     Beta,
     /// Generally available feature.
     Stable,
@@ -122,7 +123,8 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// Returns the label of the stage in metrics, which is empty for a stable gate.
+    /// Returns the label `stage` of the metric `kubernetes_feature_enabled`, empty for a stable
+    /// gate.
     pub fn label(self) -> &'static str {
         match self {
             Self::Alpha => "ALPHA",
@@ -138,13 +140,13 @@ const FIRST: usize = 34;
 /// Number of releases in `gates/kubernetes.txt`.
 const RELEASES: usize = 5;
 
-/// Index of the column in `gates/kubernetes.txt` for the release that this program matches.
+/// Index of the column in `gates/kubernetes.txt` whose release this program matches.
 static OWN: LazyLock<usize> = LazyLock::new(|| {
     let minor: usize = KUBERNETES.minor.parse().unwrap_or(FIRST);
     minor.saturating_sub(FIRST).min(RELEASES - 1)
 });
 
-/// Stage and default of a gate in one release.
+/// Stage and default of a gate in one Kubernetes release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Spec {
     stage: Stage,
@@ -153,7 +155,8 @@ struct Spec {
 }
 
 impl Spec {
-    /// Parses a cell of `gates/kubernetes.txt`. Returns `None` if the release lacks the gate.
+    /// Parses a cell of `gates/kubernetes.txt`, such as `B!`: beta, on by default, locked. Returns
+    /// `None` if the release lacks the gate.
     fn read(cell: &str) -> Option<Self> {
         let (letter, is_locked) = match cell.strip_suffix('!') {
             Some(letter) => (letter, true),
@@ -179,8 +182,8 @@ impl Spec {
 struct KnownGate {
     name: &'static str,
     specs: [Option<Spec>; RELEASES],
-    /// Stage and default in the release that this program matches. If that release lacks the gate,
-    /// stage and default in the nearest release that has the gate.
+    /// Stage and default in the release that this program matches, or else in the nearest release
+    /// that has the gate.
     spec: Spec,
 }
 
@@ -217,7 +220,7 @@ impl KnownGate {
     }
 }
 
-/// Values of the gates that the command line sets. All other gates have their defaults.
+/// Gates that the user sets, with their values. All other gates have their defaults.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Gates(BTreeMap<String, bool>);
 
@@ -233,13 +236,14 @@ impl Gates {
         KnownGate::of(name).is_some_and(|known| self.has(known))
     }
 
-    /// Returns the value set for this gate by name, if any. Ignores `AllAlpha` and `AllBeta`.
+    /// Returns the value that the user set for this gate by name, or `None`. Ignores `AllAlpha` and
+    /// `AllBeta`.
     pub fn given(&self, name: &str) -> Option<bool> {
         self.0.get(name).copied()
     }
 
-    /// Returns the name and stage of each gate in the release that this program matches, and true
-    /// if the gate is on.
+    /// Lists the gates of the release that this program matches: name, stage, and true if the gate
+    /// is on.
     pub fn all(&self) -> impl Iterator<Item = (&'static str, Stage, bool)> {
         let there = KNOWN
             .iter()
@@ -247,9 +251,9 @@ impl Gates {
         there.map(|known| (known.name, known.spec.stage, self.has(known)))
     }
 
-    /// Returns log lines about the gates of kube-proxy that the command line sets. A stable or
-    /// deprecated gate gets upstream's line, which says that a future release removes the gate.
-    /// `KubeProxyIPVS=true` gets a different line, because it has no effect.
+    /// Returns log lines about the gates of kube-proxy that the user sets. For a stable or
+    /// deprecated gate, the line is upstream's: a future release removes the gate.
+    /// `KubeProxyIPVS=true` gets a line of its own, because it has no effect.
     pub fn notes(&self) -> Vec<String> {
         let read = self.0.iter().filter(|(name, _)| is_of_kube_proxy(name));
         let notes = read.filter_map(|(name, value)| {
@@ -270,9 +274,9 @@ impl Gates {
         notes.collect()
     }
 
-    /// Returns the warnings about gates. Each gate of kube-proxy whose value has no effect in this
-    /// program gets its own line. All gates of other components share a line. All unknown gates
-    /// share a line.
+    /// Returns the warnings about gates that the user sets. Each gate of kube-proxy whose value has
+    /// no effect here gets its own line. Gates of other components share one line, and unknown
+    /// gates share another.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         let (mut foreign, mut unknown) = (Vec::new(), Vec::new());

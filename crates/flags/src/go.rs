@@ -1,7 +1,7 @@
 //! Parsers for flag values and flag names, as Go programs accept them.
 //!
 //! Existing manifests contain spellings that Go's `strconv`, `time` and pflag accept but Rust's
-//! parsers reject, such as `T`, `1h30m`, `0x10` and `--proxy_mode`. This module accepts them, too.
+//! parsers reject, such as `T`, `1h30m`, `0x10` and `--proxy_mode`.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -46,17 +46,17 @@ pub fn int(text: &str) -> Result<i32, &'static str> {
     })
 }
 
-/// Parses a floating-point number like `strconv.ParseFloat`, but not in hexadecimal.
+/// Parses a floating-point number like `strconv.ParseFloat`, except hexadecimal numbers.
 pub fn float(text: &str) -> Result<f32, &'static str> {
     text.parse().map_err(|_| "give a number such as 5 or 2.5")
 }
 
-/// Advice for a text that is not a duration.
+/// Error text for a value that is not a duration.
 const NO_DURATION: &str = "give a duration such as 30s, 1m30s, 500ms or 0";
-/// Advice for a duration that Go cannot represent.
+/// Error text for a duration above `i64::MAX` nanoseconds, which Go cannot represent.
 const TOO_LONG: &str = "the duration is too long; give less than 292 years";
 
-/// Parses a duration like `time.ParseDuration`. Rejects a negative duration, because no flag
+/// Parses a duration like `time.ParseDuration`, but rejects a negative one, because no flag
 /// supports it.
 pub fn duration(text: &str) -> Result<Duration, &'static str> {
     let rest = text.strip_prefix('+').unwrap_or(text);
@@ -87,8 +87,8 @@ pub fn duration(text: &str) -> Result<Duration, &'static str> {
     }
 }
 
-/// Returns a duration in nanoseconds. `number` has digits with at most one decimal point, and
-/// `unit` is its unit. Fails with advice if either is invalid, or if the result is too large.
+/// Converts `number`, digits with at most one decimal point, from the time unit `unit` to
+/// nanoseconds. Fails with advice if the number or unit is invalid, or if the result is too large.
 fn nanoseconds(number: &str, unit: &str) -> Result<u64, &'static str> {
     let unit: u64 = match unit {
         "ns" => 1,
@@ -132,7 +132,8 @@ pub fn bind(text: &str) -> Result<IpAddr, &'static str> {
     ip(text)
 }
 
-/// Parses a feature gate, such as `Name=true`. An empty text is a gate without a name.
+/// Parses a feature gate such as `Name=true` into its name and value. An empty text gives an empty
+/// name.
 pub fn gate(text: &str) -> Result<(String, bool), &'static str> {
     const WRONG: &str = "give feature gates such as Name=true,Other=false";
     if text.is_empty() {
@@ -144,7 +145,7 @@ pub fn gate(text: &str) -> Result<(String, bool), &'static str> {
 }
 
 /// Checks a quantity like Kubernetes' `resource.ParseQuantity`, such as `0`, `64Ki`, `1.5M` or
-/// `1e3`. Returns its text.
+/// `1e3`. Returns the text unchanged.
 pub fn quantity(text: &str) -> Result<String, &'static str> {
     let end = text
         .find(|c: char| !c.is_ascii_digit() && !matches!(c, '.' | '+' | '-'))
@@ -178,9 +179,9 @@ pub fn quantity(text: &str) -> Result<String, &'static str> {
     }
 }
 
-/// Parses the address of a server. An address without a port gets `port`, which is the value of a
-/// deprecated flag such as `--healthz-port`. Returns `None` (no server) if `text` is empty or
-/// `port` is 0.
+/// Parses the listen address of the health or metrics server. An address without a port gets
+/// `port`, the value of a deprecated flag such as `--healthz-port`. Returns `None` (no server) if
+/// `text` is empty or `port` is 0.
 pub fn listen(text: &str, port: i32) -> Result<Option<SocketAddr>, &'static str> {
     const WRONG: &str = "give IP:port such as 0.0.0.0:10256 or [::]:10256, an IP alone, or nothing to have no server";
     if text.is_empty() || port == 0 {

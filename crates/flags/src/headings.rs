@@ -4,8 +4,8 @@ use clap::{Command, CommandFactory as _};
 
 use super::Flags;
 
-/// Groups of `--help`, each with the names of its flags. Within a group, the flags are in the order
-/// of the fields of [`Flags`].
+/// Headings of `--help`, each with the names of its flags. Below a heading, `--help` lists the
+/// flags in the order of the fields of [`Flags`].
 const HEADINGS: &[(&str, &[&str])] = &[
     (
         "Actions",
@@ -147,7 +147,7 @@ const SHORT: &[&str] = &[
 /// Maximum width of the help text in columns, even in a wider terminal.
 pub const HELP_COLUMNS: usize = 100;
 
-/// Returns the command line of the daemon, with its flags in groups.
+/// Returns the daemon's command line for clap, with the flags below the headings of `--help`.
 pub fn command() -> Command {
     let command = Flags::command().max_term_width(HELP_COLUMNS);
     command.mut_args(|flag| {

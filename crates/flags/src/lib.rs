@@ -2,7 +2,7 @@
 //!
 //! - Names and defaults are the same as those of upstream's kube-proxy, so an existing DaemonSet
 //!   starts this binary unchanged.
-//! - A flag is one field of [`Flags`]: its name, default, parser and help.
+//! - One field of [`Flags`] defines the name, default, parser and help of a flag.
 //! - Each part of the daemon has a type for the flags that it reads. The daemon's module `options`
 //!   combines these types.
 //!
@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use clap::{ArgAction, Parser};
 
-/// The media type of Kubernetes' protobuf.
+/// Media type of objects that are encoded as Kubernetes protobuf.
 pub const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
 /// Values of all flags.
@@ -308,19 +308,19 @@ pub struct Flags {
     )]
     pub iptables_backend: String,
 
-    /// Value of the field `nftables.masqueradeAll`, which has no flag.
+    /// Value of `nftables.masqueradeAll` in the configuration file. No flag sets it.
     #[arg(skip)]
     pub nftables_masquerade_all: bool,
 
-    /// Value of the field `nftables.masqueradeBit`, which has no flag.
+    /// Value of `nftables.masqueradeBit` in the configuration file. No flag sets it.
     #[arg(skip = 14_i32)]
     pub nftables_masquerade_bit: i32,
 
-    /// Value of the field `nftables.minSyncPeriod`, which has no flag.
+    /// Value of `nftables.minSyncPeriod` in the configuration file. No flag sets it.
     #[arg(skip = Duration::from_secs(1))]
     pub nftables_min_sync_period: Duration,
 
-    /// Value of the field `nftables.syncPeriod`, which has no flag.
+    /// Value of `nftables.syncPeriod` in the configuration file. No flag sets it.
     #[arg(skip = Duration::from_secs(30))]
     pub nftables_sync_period: Duration,
 
@@ -536,7 +536,7 @@ pub struct Flags {
 }
 
 impl Flags {
-    /// Returns the defaults of all flags.
+    /// Returns the default values of all flags.
     pub fn defaults() -> Self {
         Self::parse_from(["kube-proxy"])
     }

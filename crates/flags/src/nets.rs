@@ -1,11 +1,11 @@
-//! Parses flags with lists of networks.
+//! Parses flags whose values are lists of networks, such as `--nodeport-addresses`.
 
 use ipnet::IpNet;
 
 use super::unusable_flag::UnusableFlag;
 use source::address;
 
-/// Parses the networks of a flag that may be given several times. Each value is a list of networks.
+/// Parses the values of a repeatable flag into one list. Each value lists networks, with commas.
 ///
 /// # Errors
 ///
@@ -22,7 +22,7 @@ pub fn nets<T: AsRef<str>>(flag: &'static str, given: &[T]) -> Result<Vec<IpNet>
         .collect()
 }
 
-/// Returns the items of all lists of a flag. An empty list contributes no items.
+/// Splits all values of a repeatable flag into items. An empty value has no items.
 pub fn items(given: &[String]) -> impl Iterator<Item = &str> {
     given
         .iter()
@@ -30,7 +30,7 @@ pub fn items(given: &[String]) -> impl Iterator<Item = &str> {
         .flat_map(|list| split(list))
 }
 
-/// Splits a list. As in pflag, an item may be in double quotes.
+/// Splits a list at its commas. As in pflag, double quotes around an item are removed.
 fn split(list: &str) -> impl Iterator<Item = &str> {
     list.split(',').map(str::trim).map(|item| {
         let inner = item.strip_prefix('"');

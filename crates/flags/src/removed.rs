@@ -1,7 +1,7 @@
-//! Flags that earlier releases of kube-proxy had. Upstream's kube-proxy only reports them as
-//! unknown. The error of this program names the replacement.
+//! Flags that earlier releases of kube-proxy had. Upstream reports such a flag only as unknown;
+//! this program's error also names the replacement.
 
-/// Names of removed flags, without dashes, in groups that share one advice.
+/// Removed flags, in groups with the same advice for the user. Names have no dashes.
 const REMOVED: &[(&[&str], &str)] = &[
     (&["cleanup-ipvs", "cleanup-iptables"], "use --cleanup"),
     (

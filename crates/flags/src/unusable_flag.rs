@@ -1,6 +1,6 @@
-//! Error about an invalid value of a flag.
+//! Error for a flag value that parses but is not allowed.
 
-/// A flag whose value has the right type but is invalid.
+/// Error for a flag whose value has the right type but is not allowed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid value '{value}' for '--{flag}': {advice}")]
 pub struct UnusableFlag {
@@ -8,12 +8,12 @@ pub struct UnusableFlag {
     pub flag: &'static str,
     /// Invalid value of the flag.
     pub value: String,
-    /// Description of the error, and the allowed values.
+    /// Reason why the value is invalid, and the allowed values.
     pub advice: String,
 }
 
 impl UnusableFlag {
-    /// Creates an error from the flag's name, its value, and advice.
+    /// Creates an error from the flag's name (without dashes), its value, and advice for the user.
     pub fn new(flag: &'static str, value: &str, advice: impl Into<String>) -> Self {
         Self {
             flag,

@@ -11,8 +11,8 @@ use super::{Flags, go, removed};
 /// Exit status for an invalid command line, and for a command that cannot determine its result.
 pub const EXIT_USAGE: u8 = 2;
 
-/// Formats an error of clap as one line with the next step. `command` is the program's name, with
-/// the subcommand if there is one.
+/// Formats a clap error as one line that says what to do next. `command` is the program's name,
+/// with the subcommand if there is one.
 pub fn in_words(error: &clap::Error, command: &str) -> String {
     let help = format!("see {command} --help");
     let context = |kind| match error.get(kind) {

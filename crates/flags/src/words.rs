@@ -1,8 +1,8 @@
-//! Parses the values of flags that accept only a few words.
+//! Parses flags whose value is one word of a fixed list, such as `--detect-local-mode`.
 
 use super::unusable_flag::UnusableFlag;
 
-/// Returns the value that belongs to the word `given` in the list `words`.
+/// Looks up the word `given` in `words`, and returns the value that belongs to it.
 ///
 /// # Errors
 ///

@@ -7,8 +7,8 @@ use view::{Counters, Rate, Top, TopEndpoint, TopPort};
 use super::Sort;
 use crate::table::{Tone, short, shown};
 
-/// Minimum width of the names' column, in characters. If the screen has less space for names, it
-/// omits columns of numbers.
+/// Minimum width of the name column, in characters. A narrow screen omits number columns to keep
+/// this width.
 const NAME_MIN: usize = 28;
 /// Minimum number of visible rows of each list. A shorter list shows all its rows.
 const ROWS_MIN: usize = 3;
@@ -121,7 +121,7 @@ impl View {
 /// A row of a list: a Service port or an endpoint.
 struct CounterRow {
     name: String,
-    /// Text that follows the name in a faint colour.
+    /// Text in a faint colour after the name: port and protocol, or the endpoint's Service.
     of: String,
     rate: Rate,
     counters: Counters,
@@ -139,8 +139,7 @@ pub(super) fn draw(
     let (width, height) = (usize::from(width), usize::from(height));
     let mut lines = head(top, view, failure);
     let keys = "q quit   s sort   p pause   Tab, ↑ ↓ scroll";
-    // Five lines are for the headers of the lists, the blank lines between them, and the help on
-    // keys.
+    // Reserves five lines: a blank line and a header for each list, and the help on keys.
     let rows = height.saturating_sub(lines.len() + 5);
     let ports = sorted(top.ports.iter().map(port), view.sort);
     let endpoints = sorted(top.endpoints.iter().map(endpoint), view.sort);
@@ -292,7 +291,7 @@ enum Column {
 }
 
 impl Column {
-    /// Columns, the most important first. A narrow screen omits the last columns.
+    /// All columns, the most important first. A narrow screen omits the last ones.
     const BY_WORTH: [Self; 5] = [
         Self::New,
         Self::Bytes,
@@ -311,7 +310,7 @@ impl Column {
         }
     }
 
-    /// Returns the width of the column in characters, including a gap of two.
+    /// Returns the width of the column in characters, including a gap of two spaces.
     fn width(self) -> usize {
         self.head().len().max(8) + 2
     }
@@ -336,8 +335,8 @@ impl Column {
     }
 }
 
-/// Returns the width of the names' column, which both lists share. It is as wide as the longest
-/// name, if the screen is wide enough.
+/// Returns the width of the name column, which both lists share. It fits the longest name, if the
+/// screen is wide enough.
 fn for_names(rows: &[&[CounterRow]], columns: &[Column], width: usize) -> usize {
     let numbers: usize = columns.iter().map(|column| column.width()).sum();
     let rows = rows.iter().flat_map(|rows| rows.iter());
@@ -346,8 +345,8 @@ fn for_names(rows: &[&[CounterRow]], columns: &[Column], width: usize) -> usize 
     wanted.min(width.saturating_sub(numbers))
 }
 
-/// Returns the columns that fit on the screen, from left to right. Always includes the column of
-/// the sort order.
+/// Returns the number columns that fit on the screen, from left to right. The column of the sort
+/// order comes first in the choice.
 fn columns(width: usize, sort: Sort) -> Vec<Column> {
     let mut by_worth = Column::BY_WORTH;
     by_worth.sort_by_key(|column| !column.is_of(sort));

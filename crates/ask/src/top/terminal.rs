@@ -1,5 +1,5 @@
-//! The terminal in full-screen mode. Dropping `Terminal` restores the terminal's former state. A
-//! panic restores this state, too.
+//! The terminal in full-screen mode. Both a panic and the drop of `Terminal` restore the terminal's
+//! former state.
 
 use std::io::{self, Stdout, Write as _};
 use std::panic::{set_hook, take_hook};
@@ -59,7 +59,7 @@ impl Terminal {
         terminal::size()
     }
 
-    /// Shows lines from the top of the screen on, in a single write.
+    /// Redraws the screen with these lines, in a single write.
     ///
     /// # Errors
     ///
@@ -120,7 +120,7 @@ mod tests {
 
     use super::*;
 
-    /// Environment variable that only the child process has. It makes the test panic there.
+    /// Environment variable that makes this test panic. Only its child process has the variable.
     const PANICS: &str = "KUBE_PROXY_TEST_PANICS_IN_A_TERMINAL";
 
     /// Runs this test again as a child process that panics in its own terminal.
@@ -153,8 +153,7 @@ mod tests {
         assert!(modes().contains(LocalModes::ECHO | LocalModes::ICANON));
         drop(terminal);
         let mut shown = Vec::new();
-        // Ignores the error at the end of the output. The kernel returns this error once the child
-        // process has closed its terminal.
+        // Ignores the error that the kernel returns once the child process has closed its terminal.
         let _ = File::from(end).read_to_end(&mut shown);
         let shown = String::from_utf8_lossy(&shown);
         let at = |part: &str| {

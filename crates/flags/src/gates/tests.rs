@@ -8,8 +8,7 @@ fn gates(given: &str) -> Gates {
     }))
 }
 
-/// Returns the stages of a gate as the documentation lists them: `1.34 alpha, off; 1.36 beta, on;
-/// 1.38 gone`.
+/// Formats the stages of a gate like docs/flags.md: `1.34 alpha, off; 1.36 beta, on; 1.38 gone`.
 fn history(known: &KnownGate) -> String {
     let mut runs: Vec<String> = Vec::new();
     let mut before = None;
@@ -50,7 +49,7 @@ fn each_line_of_the_gate_list_is_parsed_as_a_gate() {
     }
 }
 
-/// Checks the number of gates in each release. Kubernetes' own list for 1.36.2 also has 241 gates.
+/// Checks the number of gates in 1.36, and the first release and the stages of some gates.
 #[test]
 fn each_kubernetes_release_has_its_own_feature_gates() {
     let count = |at: usize| {
@@ -90,7 +89,7 @@ fn each_gate_that_kube_proxy_uses_is_in_the_gate_list() {
     }
 }
 
-/// Checks the table in docs/flags.md. It must list each gate that kube-proxy uses, with its stages.
+/// Checks that the table in docs/flags.md lists each gate that kube-proxy uses, with its stages.
 #[test]
 fn the_documentation_lists_each_gate_that_kube_proxy_uses() {
     let text = include_str!("../../../../docs/flags.md");
@@ -161,7 +160,7 @@ fn all_alpha_and_all_beta_do_not_affect_gates_set_by_name() {
     assert!(!of("AllBeta=false", "AllAlpha"));
     assert!(of("AllAlpha=true", "ClientsAllowCBOR"));
     assert!(of("AllAlpha=true", LOCALHOST_NODE_PORTS));
-    // `AllAlpha` and `AllBeta` do not affect the gate for IPVS mode either.
+    // `AllAlpha` and `AllBeta` do not turn off IPVS mode, because its gate is deprecated.
     assert!(of("AllAlpha=false,AllBeta=false", IPVS_MODE));
     // A locked gate keeps its default, even if the command line sets a different value.
     assert!(of(
