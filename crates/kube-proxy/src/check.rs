@@ -28,7 +28,7 @@ mod names;
 mod plan;
 mod preflight;
 
-/// Parses a list of sockets. Entry point for fuzzing.
+/// Parses text in the format of `/proc/net/tcp`. Entry point for fuzzing.
 pub(crate) fn read_sockets(text: &str) {
     preflight::read_sockets(text);
 }
@@ -64,7 +64,7 @@ use preflight::Traces;
 /// # Errors
 ///
 /// Fails if the changes cannot be determined, or if the output cannot be written. The process then
-/// exits with 2, too.
+/// exits with status 2.
 pub async fn check(options: Options, asked: StartQuestion) -> Result<ExitCode> {
     let StartQuestion { question, answer } = asked;
     let AnswerOptions { output, timeout } = answer;
@@ -93,8 +93,8 @@ pub async fn check(options: Options, asked: StartQuestion) -> Result<ExitCode> {
     Ok(ExitCode::from(status))
 }
 
-/// Computes the forecast for `plan` and `diff`. Runs the preflight checks too, because the exit
-/// status also depends on them.
+/// Computes the forecast for `plan` and `diff`, and runs the preflight checks, because the exit
+/// status depends on both.
 async fn judged(options: &Options, timeout: Duration) -> Result<StartForecast> {
     let (mut foreseen, model) = foresee(options, timeout).await?;
     let findings = preflight::look(options, &Traces::read(), Some((&foreseen, &model)));

@@ -10,7 +10,7 @@
 //! - The daemon converts the file to flags, so only one function interprets settings.
 //! - For `--write-config-to`, the daemon converts flags to a file.
 //!
-//! Like upstream, this module supports only this version of the format, and only one file.
+//! Like upstream, this module supports only version `v1alpha1` of the format, and only one file.
 
 pub mod command_line;
 pub mod configz;
@@ -50,7 +50,7 @@ const KIND: &str = "KubeProxyConfiguration";
 /// Sections with fields for one mode. Each section has the mode's name.
 const MODE_SECTIONS: [&str; 3] = ["iptables", "ipvs", "nftables"];
 
-/// Defines sections of the file. The names of their fields are upstream's.
+/// Defines the sections of the configuration file as structs. Their fields have upstream's names.
 macro_rules! sections {
     ($($(#[$doc:meta])* pub struct $name:ident { $($fields:tt)* })*) => {$(
         $(#[$doc])*
@@ -210,7 +210,8 @@ pub(crate) fn render(file: Configuration, flags: &Flags) -> String {
 }
 
 impl Configuration {
-    /// Converts to JSON as upstream does: omits the empty fields that upstream marks `omitempty`.
+    /// Converts the configuration to JSON as upstream does: omits the empty fields that upstream
+    /// marks `omitempty`.
     fn as_upstream(&self) -> Value {
         let mut tree = as_go(self.tree());
         for (section, field) in [
@@ -235,7 +236,8 @@ impl Configuration {
     }
 }
 
-/// Converts whole numbers to integers, because Go prints `5` where Rust prints `5.0`.
+/// Converts floating-point numbers without a fraction to integers, because Go prints `5` where Rust
+/// prints `5.0`.
 fn as_go(value: Value) -> Value {
     match value {
         Value::Object(fields) => fields

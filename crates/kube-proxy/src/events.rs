@@ -5,8 +5,8 @@
 //! ```
 //!
 //! - Sending events never delays the daemon.
-//! - An event that cannot be sent is dropped with a debug line. The log already has the
-//!   information.
+//! - An event that cannot be sent is dropped with a debug line. The log already reports the same
+//!   fact.
 //! - Of equal events within [`ONCE_IN`], only the first is sent. No event has the field `series`.
 //! - An event with the same content on every node also has the same name. The first node creates
 //!   the event, and all other nodes find that the event exists. So a conflict of two Services
@@ -34,7 +34,7 @@ use tracing::{debug, warn};
 pub const ONCE_IN: Duration = Duration::from_mins(10);
 /// Largest number of queued events, and of distinct events remembered within [`ONCE_IN`].
 pub const EVENTS_MAX: usize = 256;
-/// Time limit for sending one event, including retries.
+/// Longest time for sending one event, including retries.
 const TELLING_PATIENCE: Duration = Duration::from_mins(2);
 /// Time limit for one response of the API server.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
@@ -75,7 +75,7 @@ impl Event {
 
     /// Returns a warning on the Node: the health or metrics server cannot listen. Reason and action
     /// are the same as upstream's. Upstream sends the event only before it exits
-    /// (`--bind-address-hard-fail`). This program sends the event before a retry, too.
+    /// (`--bind-address-hard-fail`). This program also sends it before a retry.
     pub fn listen_failed(node: &str, reason: &'static str, note: String) -> Self {
         Self {
             is_warning: true,
@@ -257,7 +257,7 @@ impl Event {
         }
     }
 
-    /// Returns a digest of the event. Equal events have the same digest in every process.
+    /// Returns a hash of the event, for its name. Equal events have the same hash in every process.
     fn digest(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.hash(&mut hasher);
@@ -304,13 +304,13 @@ impl Event {
     }
 }
 
-/// Returns the first bytes of a text, at most `most`, without cutting a character in two.
+/// Returns at most `most` bytes of the beginning of a text, without cutting a character in two.
 fn first_bytes(text: &str, most: usize) -> &str {
     let (first, _) = text.split_at(text.floor_char_boundary(most));
     first
 }
 
-/// Queue for events to send. Clones share the queue.
+/// Queue of events for the task that sends them. Clones share the queue.
 #[derive(Debug, Clone)]
 pub struct Recorder {
     queue: Option<mpsc::Sender<RecordedEvent>>,
@@ -328,7 +328,7 @@ pub(crate) struct RecordedEvent {
 }
 
 impl Recorder {
-    /// Returns a recorder that drops every event. Used without an API server.
+    /// Creates a recorder that drops every event, for use without an API server.
     pub fn off() -> Self {
         Self { queue: None }
     }
@@ -347,7 +347,7 @@ impl Recorder {
         recorder
     }
 
-    /// Returns a recorder and the receiving end of its queue.
+    /// Creates a recorder, and returns it with the receiving end of its queue.
     pub(crate) fn queued() -> (Self, mpsc::Receiver<RecordedEvent>) {
         let (queue, received) = mpsc::channel(EVENTS_MAX);
         (Self { queue: Some(queue) }, received)
@@ -436,8 +436,8 @@ impl EventSender {
         }
     }
 
-    /// Retries until the outcome is final or the event is too old. Returns false if the event is
-    /// too old.
+    /// Sends an event, with retries until the outcome is final or the event is too old. Returns
+    /// false if the event is too old.
     async fn tell(&mut self, recorded: &RecordedEvent) -> bool {
         let object = recorded.event.object(&self.instance, recorded.time);
         let mut backoff = Backoff::default();

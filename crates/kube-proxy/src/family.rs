@@ -41,10 +41,10 @@ use crate::metrics::Metrics;
 use crate::metrics::local_endpoints::NoLocalEndpoints;
 use delays::Delays;
 
-/// Largest number of waiting changes for which the latency is measured.
+/// Maximum number of pending changes whose latency is measured.
 const TRIGGERS_MAX: usize = 100_000;
 
-/// The mode of one family, and the state that the daemon's loop has about this mode.
+/// One IP family in the daemon's main loop: its mode, and the loop's state about this mode.
 #[allow(
     clippy::struct_excessive_bools,
     reason = "each is noted and cleared at another time"
@@ -77,13 +77,13 @@ pub(crate) struct Family {
     health_checks: HealthChecks,
     stale_flows: StaleFlows,
     no_local_endpoints: NoLocalEndpoints,
-    /// Addresses that serve NodePorts, or `None` before the mode has found them.
+    /// Addresses on which NodePorts are served, or `None` before the mode has found them.
     node_ports: Option<NodePorts>,
     metrics: Metrics,
 }
 
-/// A sync as upstream defines it. It begins with the first write or read, and ends when all workers
-/// are idle.
+/// A sync, the unit of upstream's sync metrics. It begins with the first write or read, and ends
+/// when all workers are idle.
 struct Round {
     began: Instant,
     is_asked: bool,
@@ -95,7 +95,7 @@ struct Round {
     extent: Option<SyncExtent>,
 }
 
-/// Results of finished kernel work, as one call of `book` collects them.
+/// Results of finished kernel work, collected by one call of `Family::book`.
 #[derive(Debug, Default)]
 pub(crate) struct BookingResult {
     /// True if any kernel work has finished.
@@ -116,7 +116,7 @@ struct Triggers {
 }
 
 impl Family {
-    /// Returns a family whose mode has not received any objects yet.
+    /// Creates a family whose mode has not received any objects yet.
     ///
     /// # Errors
     ///
@@ -173,7 +173,7 @@ impl Family {
         self.mode.node_addresses()
     }
 
-    /// Returns the Service options that this node does not support.
+    /// Returns the Service options (annotations) that this node does not support.
     pub(crate) fn unavailable_options(&self) -> Vec<UnavailableOption> {
         self.mode.unavailable_options()
     }
@@ -219,8 +219,8 @@ impl Family {
             .select(&options.modes.shared.node_port_addresses);
     }
 
-    /// Queues changes for the mode. `heard` is the time at which the first change arrived. With
-    /// `None`, no latency is measured.
+    /// Queues changes for the mode. `heard` is the time at which the first change arrived, or
+    /// `None` to measure no latency.
     pub(crate) fn add(&mut self, mut changes: Changes, heard: Option<Instant>) {
         let family = self.family();
         if !changes.is_empty() {
@@ -319,7 +319,7 @@ impl Family {
         }
     }
 
-    /// Becomes ready when a worker thread (kernel I/O) has finished a job.
+    /// Completes when a worker thread (kernel I/O) has finished a job.
     pub(crate) fn poll_finished(&mut self, context: &mut Context<'_>) -> Poll<()> {
         self.mode.poll_finished(context)
     }
@@ -396,8 +396,8 @@ impl Family {
         self.late.added_to(self.mode.standing(), &self.changes)
     }
 
-    /// Records the progress. Ends the sync if the kernel is up to date. The daemon calls this
-    /// function after it has started all work that can start.
+    /// Records the family's progress in metrics and health state, and ends the sync if the kernel
+    /// is up to date. The daemon calls this function after it has started all work that can start.
     pub(crate) fn conclude(&mut self, now: Instant) {
         let standing = self.mode.standing();
         let family = self.family();
@@ -494,10 +494,11 @@ impl Family {
         }
     }
 
-    /// Returns the time at which the next work starts without a further event.
+    /// Returns the time at which this family has work again, if no event comes earlier.
     pub(crate) fn next_due(&self, now: Instant) -> Option<Instant> {
         if self.successor.is_some() {
-            // No time is scheduled. When the worker finishes its job, the worker wakes the family.
+            // The successor waits for no time, but for a worker, which wakes the family when it
+            // finishes.
             return None;
         }
         let story = self.story.next_due(now).filter(|_| self.is_served);

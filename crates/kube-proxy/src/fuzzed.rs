@@ -56,7 +56,7 @@ pub fn questions(bytes: &[u8]) {
     let _ = logging::fits(pattern, name);
 }
 
-/// Parses bytes as each file of `/proc` that this program reads.
+/// Parses bytes with the parser of each `/proc` file that this program reads.
 pub fn proc_files(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     check::read_sockets(&text);

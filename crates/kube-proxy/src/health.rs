@@ -18,9 +18,9 @@ use crate::health::pulse::Pulse;
 /// Number of sync periods without progress after which a family is unhealthy, as in upstream.
 const PATIENCE_IN_SYNC_PERIODS: u32 = 2;
 
-/// Longest time that a started family waits for the other work of its mode, such as the removal of
-/// an earlier process's entries. Until then, the family does not count as served. Without this
-/// limit, a family with constant changes might never count as served.
+/// Longest time that a started family waits for its mode's other work, such as the removal of an
+/// earlier process's entries, before it counts as served. Without this limit, a family with
+/// constant changes might never count as served.
 const ENDING_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Health of all families.
@@ -49,14 +49,14 @@ pub struct Progress {
 }
 
 impl Health {
-    /// Returns the health before the start of any family.
+    /// Creates the health state before any IP family has started.
     pub fn new(sync_period: Duration) -> Self {
         let health = Self::default();
         health.set_sync_period(sync_period);
         health
     }
 
-    /// Changes the sync period, which determines the allowed time without progress.
+    /// Changes the sync period. A family is unhealthy after two sync periods without progress.
     pub fn set_sync_period(&self, sync_period: Duration) {
         *self.patience() = sync_period.saturating_mul(PATIENCE_IN_SYNC_PERIODS);
     }
@@ -97,7 +97,7 @@ impl Health {
         self.lock().clone()
     }
 
-    /// Reports whether a family with this progress is healthy.
+    /// Reports whether a family with this progress is healthy: not stuck for two sync periods.
     pub fn keeps_up(&self, progress: &Progress, now: Instant) -> bool {
         let patience = *self.patience();
         progress
@@ -105,14 +105,14 @@ impl Health {
             .is_none_or(|since| now.saturating_duration_since(since) < patience)
     }
 
-    /// Reports whether every family is healthy and the loop is alive.
+    /// Reports whether every family is healthy and the daemon's loop is alive.
     pub fn is_healthy(&self, now: Instant) -> bool {
         let families = self.progress();
         let mut families = families.values();
         families.all(|progress| self.keeps_up(progress, now)) && self.hung_for(now).is_none()
     }
 
-    /// Returns the time for which the loop has hung. Returns `None` if the loop is alive.
+    /// Returns the time for which the daemon's loop has hung, or `None` if the loop is alive.
     pub fn hung_for(&self, now: Instant) -> Option<Duration> {
         self.pulse.hung_for(now)
     }

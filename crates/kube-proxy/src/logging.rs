@@ -61,10 +61,10 @@ pub const UNSTRUCTURED: &str = "kube_proxy::unstructured";
 
 type Filter = FilterFn<Box<dyn Fn(&Metadata<'_>) -> bool + Send + Sync>>;
 
-/// Function that replaces the filter of the running log.
+/// Function that replaces the filter of the running log, set when the log starts.
 static REPLACE: OnceLock<Box<dyn Fn(Filter) + Send + Sync>> = OnceLock::new();
 
-/// Starts the log.
+/// Starts the log of this process with these settings.
 ///
 /// # Errors
 ///
@@ -198,8 +198,8 @@ impl Visit for Object {
     }
 }
 
-/// Returns the filter of events. For this workspace's crates, the verbosity of the event's source
-/// file applies. For all other crates, the common verbosity applies.
+/// Returns the filter of log events. An event of this workspace's crates needs the verbosity of its
+/// source file; an event of any other crate needs the common verbosity.
 fn filter(verbosity: u8, vmodule: &[(String, u8)]) -> Filter {
     let others = match verbosity {
         0..=5 => LevelFilter::OFF,

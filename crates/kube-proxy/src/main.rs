@@ -108,8 +108,8 @@ enum FlagLog {
     ByLife,
 }
 
-/// Starts the async runtime and the log, and then runs `life`, which is the work of the command.
-/// `failed` is the exit status if `life` fails.
+/// Starts the async runtime and the log, and then runs `life`, the work of a command. `failed` is
+/// the exit status if `life` fails.
 fn live<Life: Future<Output = anyhow::Result<ExitCode>>>(
     options: &Options,
     told: FlagLog,

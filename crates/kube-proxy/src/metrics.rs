@@ -90,13 +90,13 @@ pub struct Metrics {
 type Seconds = Gauge<f64, AtomicU64>;
 
 impl Metrics {
-    /// Returns the metrics of all modes at their start values, without feature gates.
+    /// Creates the metrics that every mode has, at their start values and without feature gates.
     pub fn new() -> Self {
         Self::of(None, &Gates::default(), None)
     }
 
-    /// Returns the metrics of a mode with these feature gates, at their start values. Includes
-    /// metrics of single Services if the flags enable them.
+    /// Creates the metrics of a mode at their start values, with one metric for each feature gate.
+    /// `services` adds the metrics of single Services.
     pub(crate) fn of(
         of_mode: Option<Arc<dyn ModeLabels>>,
         gates: &Gates,
@@ -292,7 +292,7 @@ impl Metrics {
         }
     }
 
-    /// Counts changes that a sync starts to write.
+    /// Counts the changes that a sync starts to write, and sets the number of pending changes to 0.
     pub(crate) fn taken(&self, changes: &Changes) {
         self.service_changes.inc_by(changes.service_changes as u64);
         self.endpoint_changes.inc_by(changes.slice_changes as u64);
@@ -346,14 +346,14 @@ impl Metrics {
         }
     }
 
-    /// Records that the kernel has a changed Service. `took` is the time since the change.
+    /// Records that the kernel has a changed Service. `took` is the time since the change arrived.
     pub(crate) fn settled(&self, family: IpFamily, took: Duration) {
         self.programming_duration
             .get_or_create(&of(family))
             .observe(took.as_secs_f64());
     }
 
-    /// Sets the number of draining endpoints, and the time at which the oldest drain began.
+    /// Sets the number of draining endpoints, and the time at which the oldest drain began, if any.
     pub(crate) fn drains(&self, family: IpFamily, count: usize, oldest: Option<Instant>) {
         self.draining.set(family, count, oldest);
     }
@@ -369,33 +369,35 @@ impl Metrics {
         }
     }
 
-    /// Sets the metrics of a family's progress.
+    /// Sets the metrics of a family's progress, such as the number of pending entries.
     pub(crate) fn stands(&self, family: IpFamily, standing: &Standing) {
         self.standings.set(family, standing);
     }
 
-    /// Sets the variant of a family's entries, such as the layout of its table.
+    /// Sets the metric for the variant of a family's entries, such as the layout of its nftables
+    /// table.
     pub(crate) fn form(&self, family: IpFamily, form: Option<&'static str>) {
         if let (Some(of_mode), Some(form)) = (&self.of_mode, form) {
             of_mode.form(family, form);
         }
     }
 
-    /// Passes changed Services to the metrics of single Services.
+    /// Passes changed Services to the metrics of single Services, if these metrics are enabled.
     pub(crate) fn note(&self, model: &Model, changes: &Changes) {
         if let Some(services) = &self.services {
             services.note(model, changes);
         }
     }
 
-    /// Sets the node addresses on which a family serves NodePorts.
+    /// Passes the node addresses on which a family serves NodePorts to the metrics of single
+    /// Services.
     pub(crate) fn note_node_ports(&self, family: IpFamily, node_ports: &NodePorts) {
         if let Some(services) = &self.services {
             services.note_node_ports(family, node_ports);
         }
     }
 
-    /// Reports whether rendering the metrics reads the kernel, which blocks the thread.
+    /// Reports whether rendering the metrics reads kernel counters, which blocks the thread.
     pub(crate) fn reads_kernel(&self) -> bool {
         self.services.is_some()
     }
@@ -445,7 +447,8 @@ impl Metrics {
         }
     }
 
-    /// Counts one comparison of tracked flows with the endpoints.
+    /// Records one comparison of UDP conntrack flows with the Services' endpoints: its duration,
+    /// and the number of deleted flows.
     pub(crate) fn flows_compared(&self, family: IpFamily, took: Duration, deleted: usize) {
         let of = of(family);
         self.flows_duration
@@ -507,7 +510,7 @@ impl Metrics {
         exposition::classic(&self.openmetrics())
     }
 
-    /// Returns the metrics about health checks in Prometheus' own text format.
+    /// Returns the metrics of `/metrics/slis` in Prometheus' own text format, version 0.0.4.
     pub(crate) fn slis(&self) -> String {
         exposition::classic(&exposition::openmetrics(&self.slis))
     }
@@ -519,7 +522,7 @@ impl Default for Metrics {
     }
 }
 
-/// Adds the metrics about metrics and about the process.
+/// Adds the metrics about metrics, such as `registered_metrics`, and the metrics `process_*`.
 fn finish(mut rows: Rows) -> Registry {
     let none = Counter::<u64>::default;
     let help = "The count of disabled metrics.";
@@ -547,7 +550,7 @@ fn seconds(at: SystemTime) -> f64 {
     since.unwrap_or_default().as_secs_f64()
 }
 
-/// Parses files of `/proc`. Entry point for fuzzing.
+/// Parses text in the format of `/proc` files. Entry point for fuzzing.
 pub(crate) fn read_proc(text: &str) {
     process::read(text);
 }

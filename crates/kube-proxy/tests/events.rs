@@ -202,8 +202,8 @@ async fn a_health_check_port_in_use_is_an_event_on_the_service() {
     }
 }
 
-/// A full queue for an unreachable API server delays no caller. The task sends the queued events
-/// once the server is reachable again.
+/// Checks that a full queue for an unreachable API server delays no caller, and that the queued
+/// events are sent once the server is reachable again.
 #[tokio::test]
 async fn event_senders_do_not_wait_for_an_unreachable_api_server() {
     let (server, client) = fixture().await;

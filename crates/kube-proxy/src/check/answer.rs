@@ -33,7 +33,7 @@ pub(super) struct CheckResult {
 }
 
 impl CheckResult {
-    /// Reports whether the findings show that a start would fail.
+    /// Reports whether a start would fail: there is no forecast, or a preflight check fails.
     pub(super) fn fails(&self) -> bool {
         self.error.is_some()
             || self

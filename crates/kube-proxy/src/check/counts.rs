@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use modes::preview::Change;
 
-/// Number of changes of each kind that the short output lists by name.
+/// Number of changes of each kind that the output without `-o wide` lists by name.
 pub(super) const LISTED_PER_KIND: usize = 20;
 
 /// Numbers of changes that the output has listed so far, by family and kind.
@@ -25,7 +25,7 @@ impl<'a> Listed<'a> {
     }
 }
 
-/// Returns a table of added, changed and removed entries, by family and kind.
+/// Renders a table with the numbers of added, changed and removed entries, by family and kind.
 pub(super) fn table(changes: &[Change]) -> String {
     let mut counts: Vec<((&str, &str), [usize; 3])> = Vec::new();
     for change in changes {

@@ -19,7 +19,7 @@ pub(super) enum Colour {
     Off,
 }
 
-/// Differences as the object of the JSON and YAML output.
+/// Object that `kube-proxy diff` prints as JSON or YAML.
 #[derive(Serialize)]
 struct Difference<'a> {
     differs: bool,
@@ -41,11 +41,12 @@ struct Entry<'a> {
     change: &'a Change,
 }
 
-/// Renders the differences. Returns an empty text if there are none.
+/// Renders the differences between the kernel and the desired state. Returns an empty text if there
+/// are none.
 ///
 /// # Errors
 ///
-/// Fails if the output format cannot express the differences.
+/// Fails if the differences cannot be converted to JSON or YAML.
 pub(super) fn render(foreseen: &StartForecast, output: Output, colour: Colour) -> Result<String> {
     let difference = || Difference {
         differs: foreseen.would_change,

@@ -1,4 +1,4 @@
-//! Findings of the preflight checks, each with the next step.
+//! Findings of the preflight checks, each with the next step for the operator.
 
 use std::fmt::Write as _;
 
@@ -12,7 +12,7 @@ pub(super) struct Finding {
     /// Name of the check, such as `modules` or `capabilities`.
     pub(super) name: &'static str,
     pub(super) status: Status,
-    /// Description of the finding, and the next step.
+    /// Description of the finding, and the next step for the operator.
     pub(super) message: String,
 }
 

@@ -1,4 +1,4 @@
-//! Computes the writes of a start. Follows the steps of a start up to the first write.
+//! Computes the kernel writes of a start, by following the steps of a start up to the first write.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ use crate::run::first_lists::gather;
 /// Interval of progress messages while the command waits for the first lists.
 const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Forecast of the writes of a start.
+/// Forecast of the kernel writes that a start of the daemon would make.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct StartForecast {
@@ -68,7 +68,8 @@ impl StartForecast {
     pub(super) fn note_failures(&mut self, findings: &[Finding]) {
         for finding in findings.iter().filter(|of| of.status == Status::Fail) {
             self.would_fail = true;
-            // Some warnings of the forecast are also findings.
+            // A warning of the forecast may have the same text as a finding, and must not appear
+            // twice.
             if !self.warnings.contains(&finding.message) {
                 let warning = format!("{}: {}", finding.name, finding.message);
                 self.warnings.push(warning);
@@ -95,7 +96,7 @@ impl StartForecast {
     }
 }
 
-/// Computes the forecast. Also returns the model from which the forecast was computed.
+/// Computes the forecast of a start, and returns it with the model from which it was computed.
 ///
 /// # Errors
 ///

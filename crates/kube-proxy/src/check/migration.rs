@@ -32,7 +32,8 @@ pub(super) struct Migration {
 }
 
 impl Migration {
-    /// Returns the report. Returns `None` if no kube-proxy has programmed the node.
+    /// Creates the report from the modes that have programmed the node, the chosen mode and the
+    /// forecast. Returns `None` if no kube-proxy has programmed the node.
     pub(super) fn report(
         from: Vec<&'static str>,
         to: &'static str,
@@ -70,7 +71,7 @@ impl Migration {
         })
     }
 
-    /// Renders the report for people.
+    /// Renders the report as lines of text.
     pub(super) fn lines(&self) -> String {
         let mut text = String::new();
         let _ = writeln!(

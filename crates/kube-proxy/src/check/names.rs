@@ -86,7 +86,8 @@ impl Names {
         })
     }
 
-    /// Looks up an address: `10.96.0.1:443/TCP`, `10.96.0.1,tcp:443`, `10.96.0.1`, `10.96.0.1/32`.
+    /// Looks up an address in a form such as `10.96.0.1:443/TCP`, `10.96.0.1,tcp:443` or
+    /// `10.96.0.1/32`.
     fn at(&self, word: &str) -> Option<&str> {
         let word = word.trim_end_matches(':');
         let (place, protocol) = if let Some((address, rest)) = word.split_once(',') {

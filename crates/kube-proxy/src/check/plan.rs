@@ -10,11 +10,11 @@ use super::counts::{LISTED_PER_KIND, Listed, table};
 use super::foresee::StartForecast;
 use crate::config::question::Output;
 
-/// Renders the plan.
+/// Renders the planned writes in the output format that the user chose.
 ///
 /// # Errors
 ///
-/// Fails if the output format cannot express the plan.
+/// Fails if the plan cannot be converted to JSON or YAML.
 pub(super) fn render(foreseen: &StartForecast, output: Output) -> Result<String> {
     Ok(match output {
         Output::Text => lines(foreseen, LISTED_PER_KIND),
@@ -24,7 +24,7 @@ pub(super) fn render(foreseen: &StartForecast, output: Output) -> Result<String>
     })
 }
 
-/// Renders at most `most` writes of each kind.
+/// Renders the plan as text, with at most `most` writes of each kind.
 fn lines(foreseen: &StartForecast, most: usize) -> String {
     let StartForecast {
         writes, changes, ..

@@ -38,7 +38,7 @@ use super::names::Names;
 use crate::config::options::Options;
 use crate::node::{kernel_settings, one_family};
 
-/// Root directory of the kernel's files.
+/// Root directory of `/proc`, `/sys` and `/lib/modules`.
 const ROOT: &str = "/";
 
 /// Traces of proxies in the kernel, which show the modes that have programmed this node.
@@ -114,8 +114,8 @@ impl Traces {
     }
 }
 
-/// Runs all checks on the calling thread. `seen` is the forecast of a start with the model from
-/// which it was computed, or `None` if the forecast failed.
+/// Runs all preflight checks on the calling thread. `seen` is the forecast of a start with its
+/// model, or `None` if the forecast failed.
 pub(super) fn look(
     options: &Options,
     traces: &Traces,
@@ -221,7 +221,7 @@ fn pending(options: &Options, root: &Path) -> Vec<settings::PendingSetting> {
     with_right.collect()
 }
 
-/// Returns a warning about kernel state that could not be read.
+/// Returns a warning about kernel state that could not be read, for the reasons in `unread`.
 fn unknown(name: &'static str, unread: &[String]) -> Finding {
     Finding::warn(
         name,
@@ -335,7 +335,7 @@ fn all_ports(options: &Options, root: &Path, model: Option<&Model>) -> Vec<Findi
     findings
 }
 
-/// Parses a list of sockets. Entry point for fuzzing.
+/// Parses text in the format of `/proc/net/tcp`. Entry point for fuzzing.
 pub(crate) fn read_sockets(text: &str) {
     listening::read_text(text);
 }

@@ -58,13 +58,13 @@ pub enum Command {
     Write(PathBuf, String),
 }
 
-/// Reason why a command line cannot be used. The exit status is [`usage::EXIT_USAGE`].
+/// Reason why the daemon rejects a command line. The exit status is [`usage::EXIT_USAGE`].
 #[derive(Debug, thiserror::Error)]
 pub enum CommandLineError {
     /// An unknown flag or command, or a value that cannot be parsed.
     #[error("{0}")]
     Syntax(String),
-    /// A flag with an invalid value.
+    /// A flag whose value has the right type but is not allowed.
     #[error(transparent)]
     Meaning(#[from] UnusableFlag),
     /// A command that previews a start, given without any flag of the daemon.
@@ -154,7 +154,7 @@ pub fn parse_prepared(arguments: &[OsString]) -> Result<Command, CommandLineErro
     }
 }
 
-/// Adds a warning to the command's options.
+/// Adds a warning to the options if the command runs the daemon.
 fn warned(
     mut read: Result<Command, CommandLineError>,
     warning: &str,
@@ -180,7 +180,7 @@ pub(crate) fn parse_as_if<A: Into<OsString>>(
     parse_with(arguments, read)
 }
 
-/// Reads a command line. `read` reads its configuration file.
+/// Reads a command line, and calls `read` for its configuration file.
 fn parse_with<A: Into<OsString>>(
     arguments: impl IntoIterator<Item = A>,
     read: impl FnOnce(&Path) -> Result<(Configuration, Vec<String>), ConfigurationError>,
@@ -286,8 +286,8 @@ fn parse_with<A: Into<OsString>>(
     })
 }
 
-/// Reads the file of `--config`. Returns the flags with the values of the file's fields, the file,
-/// and warnings about the file.
+/// Reads the file of `--config`. Returns the flags with the file's values, the configuration in the
+/// file, and warnings about the file.
 fn with_file(
     mut flags: Flags,
     read: impl FnOnce(&Path) -> Result<(Configuration, Vec<String>), ConfigurationError>,
@@ -315,8 +315,8 @@ fn with_file(
         .clone()
         .put(&mut flags, is_given)
         .map_err(wrong)?;
-    // For each server, the file has a single field with the address and the port. The file has no
-    // field for the port alone.
+    // The file has one field for a server's address and port, and none for the port alone, so the
+    // port flags get their defaults.
     let defaults = Flags::defaults();
     (flags.healthz_port, flags.metrics_port) = (defaults.healthz_port, defaults.metrics_port);
     Ok((flags, configuration, warnings))

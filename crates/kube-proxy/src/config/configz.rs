@@ -1,4 +1,4 @@
-//! The configuration in effect for `/configz`: the equivalent configuration file, as JSON.
+//! The page `/configz`: the configuration in effect, as a configuration file in JSON.
 //!
 //! - **Version**: upstream 1.36 returns `v1alpha1` (kubernetes/kubernetes#136044). Earlier versions
 //!   returned the internal type with Go's field names.
@@ -17,7 +17,7 @@ use super::{Configuration, Period};
 pub struct Configz(Arc<Mutex<String>>);
 
 impl Configz {
-    /// Returns a page with `configuration`.
+    /// Creates the page with this configuration.
     pub fn new(configuration: &Configuration) -> Self {
         let page = Self::default();
         page.set(configuration);

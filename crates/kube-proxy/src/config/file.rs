@@ -14,9 +14,9 @@ use source::yaml;
 use super::settings::{every_field, in_terms_of_fields};
 use super::{API_VERSION, Configuration, KIND};
 
-/// Size of the largest configuration file, in bytes. A ConfigMap has the same limit.
+/// Maximum size of a configuration file, in bytes. A ConfigMap has the same limit.
 const LARGEST: u64 = 1 << 20;
-/// Largest number of characters that an error quotes from the file.
+/// Maximum number of characters that an error quotes from the file.
 const SHOWN_MAX: usize = 100;
 
 /// Reason why a configuration file cannot be used.
@@ -57,7 +57,7 @@ pub enum ConfigurationError {
 }
 
 impl ConfigurationError {
-    /// Converts an error about a flag. The result names the field of `file` that sets the flag.
+    /// Converts an error about a flag's value, which came from `field` of the configuration file.
     pub(crate) fn of(file: &Path, field: &'static str, error: &UnusableFlag) -> Self {
         Self::Meaning {
             file: file.to_owned(),
@@ -68,7 +68,7 @@ impl ConfigurationError {
     }
 }
 
-/// Reads a file. Also returns warnings about settings without effect.
+/// Reads and parses a configuration file. Also returns warnings, such as about unknown fields.
 ///
 /// # Errors
 ///
@@ -100,7 +100,8 @@ pub(crate) fn read(file: &Path) -> Result<(Configuration, Vec<String>), Configur
     parse(&text).map_err(syntax)
 }
 
-/// Parses a file's text. Errors have a message and, if known, the line number.
+/// Parses the text of a configuration file, and returns its fields and warnings. Errors have a
+/// message and, if known, the line number.
 pub(crate) fn parse(text: &str) -> Result<(Configuration, Vec<String>), (Option<u64>, String)> {
     let (text, further) = first_document(text);
     let mut warnings = Vec::new();
@@ -175,7 +176,7 @@ fn read_yaml<T: DeserializeOwned>(
     text: &str,
     duplicates: DuplicateKeyPolicy,
 ) -> Result<T, serde_saphyr::Error> {
-    // With `no_schema`, a number is no text, as in upstream.
+    // With `no_schema`, the parser rejects a number in place of a text, as upstream does.
     let options = serde_saphyr::options! {
         with_snippet: false,
         duplicate_keys: duplicates,
@@ -211,8 +212,8 @@ struct FieldProblems {
 }
 
 impl FieldProblems {
-    /// Compares `tree` with all fields that are known. A map without known fields accepts any field
-    /// with a truth value, as `featureGates` does.
+    /// Compares `tree` with `known`, which has an example value for each field. An empty map in
+    /// `known` accepts any field with a truth value, as `featureGates` does.
     fn find(&mut self, prefix: &str, tree: &Value, known: &Value) {
         let (Some(tree), Some(known)) = (tree.as_object(), known.as_object()) else {
             return;

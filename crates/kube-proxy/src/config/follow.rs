@@ -14,7 +14,8 @@ use crate::config::options::Options;
 use crate::config::{self, Waiting};
 use crate::events::{Event, Recorder};
 
-/// Sends changed options to the daemon, and reports changes that need a restart.
+/// Watches the configuration file, sends changed options to the daemon, and reports changes that
+/// need a restart.
 pub async fn follow(
     mut used: Options,
     changed: mpsc::Sender<Options>,
@@ -65,7 +66,7 @@ pub async fn follow(
     }
 }
 
-/// Changes that were reported and still need a restart.
+/// Changes of the configuration file that need a restart and that the log already reports.
 struct PendingRestart {
     told: Vec<Waiting>,
     /// Channel that delivers the daemon's event recorder, or `None` after the recorder has arrived.

@@ -129,7 +129,8 @@ impl Options {
         })
     }
 
-    /// Reports whether the proxy serves the external IPs of Services, as the feature gate decides.
+    /// Returns the setting for external IPs of Services, as the gate `AllowServiceExternalIPs`
+    /// decides.
     pub(crate) fn external_ips(&self) -> ExternalIps {
         if self.process.gates.is_on(EXTERNAL_IPS) {
             ExternalIps::Served
@@ -167,7 +168,7 @@ fn check_unused(flags: &Flags) -> Result<(), UnusableFlag> {
     Ok(())
 }
 
-/// Returns a warning for each flag without effect.
+/// Returns a warning for each flag that is set but has no effect.
 fn warnings(flags: &Flags, chosen: ProxyMode) -> Vec<String> {
     let defaults = Flags::defaults();
     let mut warnings = Vec::new();

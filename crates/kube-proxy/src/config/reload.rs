@@ -104,7 +104,7 @@ pub fn change_of(path: &str) -> Change {
         .map_or(Change::Live, |row| row.change)
 }
 
-/// Returns the path of each field, sorted.
+/// Returns the path of each field of a configuration file, sorted.
 pub fn fields() -> Vec<String> {
     leaves(&settings::every_field()).into_keys().collect()
 }

@@ -1,4 +1,4 @@
-//! Table of the settings that have both a field and a flag.
+//! Table of the settings that have both a field in the configuration file and a flag.
 
 use flags::unusable_flag::UnusableFlag;
 use flags::{Flags, go, nets};

@@ -1,4 +1,4 @@
-//! Conversions between the values of flags and of fields.
+//! Conversions between values of flags and values of configuration fields.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

@@ -72,7 +72,7 @@ fn error(text: &str) -> String {
     }
 }
 
-/// Removes the fields that name the source of the options, and the messages about the options.
+/// Removes the name of the configuration file, and the messages, so that tests can compare options.
 fn bare(mut options: Options) -> Options {
     options.process.configuration_file = None;
     options.said.notes.clear();
@@ -135,7 +135,7 @@ fn an_empty_configuration_file_has_upstreams_defaults() {
     assert_eq!(bare(empty), bare(*by_flags));
 }
 
-/// The configuration file is from this project's ConfigMap.
+/// Parses the configuration file of this project's ConfigMap.
 #[test]
 fn the_configuration_in_our_manifests_causes_no_warning() {
     let map = include_str!("../../../../manifests/daemonset/configmap.yaml");
@@ -249,7 +249,7 @@ fn a_configuration_file_that_is_binary_or_too_large_is_rejected() {
     );
 }
 
-/// Each row of the table has a field with a flag, and a value other than the default.
+/// Tests a table of fields that have a flag. Each row sets a value other than the default.
 #[test]
 fn each_configuration_field_sets_its_option() {
     type Check = fn(&Options) -> bool;
@@ -457,7 +457,8 @@ fn ignored_configuration_fields_are_accepted_with_a_warning() {
     }
 }
 
-/// A warning names a setting by its flag if the flag is in effect, and otherwise by its field.
+/// Checks that a warning names a setting by its flag if the flag is in effect, and otherwise by its
+/// field.
 #[test]
 fn a_warning_names_the_flag_that_overrides_the_file() {
     let file = File::new(&format!("{HEADER}logging: {{flushFrequency: 1s}}\n"));
@@ -469,7 +470,7 @@ fn a_warning_names_the_flag_that_overrides_the_file() {
         warnings,
         ["--log-flush-frequency has no effect: every line is written at once"]
     );
-    // The file overrides this flag. So only the warning about overridden flags names this flag.
+    // The file overrides this flag, so only the warning about overridden flags names it.
     let warnings = file
         .options("--kube-api-qps=50")
         .said

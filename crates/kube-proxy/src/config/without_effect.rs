@@ -1,5 +1,4 @@
-//! Settings that the program accepts without effect, each with the reason. This module reports such
-//! settings if the user has set them.
+//! Warnings about settings that the user has set but that have no effect, each with the reason.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -69,7 +69,7 @@ pub(crate) struct StaleFlows {
     is_due: Arc<AtomicBool>,
 }
 
-/// A Service's name and its UDP ports, for the worker.
+/// A Service's name and its UDP ports, as the worker receives them.
 type Update = (NamespacedName, UdpService);
 
 impl StaleFlows {
@@ -136,8 +136,8 @@ impl StaleFlows {
             .filter_map(|service| self.waiting.remove_entry(service))
             .collect();
         let mut repaired = report.repaired.iter();
-        // A flow that began while the Service's entry was missing has no endpoint. So a repaired
-        // Service needs a comparison even if its endpoints are unchanged.
+        // A flow that began while another program had deleted the Service's entry has no endpoint.
+        // So a repaired Service needs a comparison even if its endpoints are unchanged.
         let is_repaired = repaired.any(|service| self.known.contains(service));
         let is_idle =
             self.queued.load(Ordering::Acquire) == 0 && !self.is_due.load(Ordering::Acquire);
@@ -163,7 +163,7 @@ impl StaleFlows {
     }
 }
 
-/// State of the worker thread that compares and deletes flows.
+/// State of the worker thread that compares flows with Services, and deletes stale flows.
 #[derive(Debug)]
 struct Cleaner {
     family: IpFamily,
@@ -182,7 +182,7 @@ struct Cleaner {
 
 impl Cleaner {
     /// Applies changes to the known Services. If a change concerns flows, requests a comparison
-    /// (`is_due`). The caller itself must not set `is_due`: a running comparison would clear the
+    /// (`is_due`). The caller must not set `is_due` itself: a running comparison would clear the
     /// flag without having seen the change.
     fn take(&mut self, updates: Vec<Update>, withdrawn: Vec<Frontend>, is_repaired: bool) {
         let mut concerns_flows = is_repaired || !withdrawn.is_empty();
@@ -356,7 +356,7 @@ impl<'a, D: FnMut(&[Flow], &mut usize) -> Result<()>> Pass<'a, D> {
     }
 
     /// Deletes the last batch. Returns the number of deleted flows, and true if no stale flow
-    /// remains for the next pass.
+    /// remains.
     fn end(mut self) -> Result<(usize, bool)> {
         if !self.piece.is_empty() {
             self.delete_piece();
@@ -368,8 +368,8 @@ impl<'a, D: FnMut(&[Flow], &mut usize) -> Result<()>> Pass<'a, D> {
     }
 }
 
-/// Deletes flows, and counts the flows that still existed. Continues if the kernel refuses a
-/// deletion.
+/// Deletes these flows, and adds the number of flows that still existed to `deleted`. Continues if
+/// the kernel refuses a deletion.
 fn delete(conntrack: &mut Conntrack, stale: &[Flow], deleted: &mut usize) -> Result<()> {
     let outcomes = conntrack
         .delete(stale)
@@ -509,7 +509,7 @@ mod tests {
         assert_eq!(pass.end().unwrap_err().to_string(), "it is offloaded");
     }
 
-    /// A fake mode that relays one port.
+    /// A fake mode whose relay serves one port.
     struct Relay(u16);
 
     impl ReadCounters for Relay {
@@ -535,7 +535,7 @@ mod tests {
         }
     }
 
-    /// Returns Services that claim one UDP port at one address.
+    /// Creates Services that all claim the same UDP address and port.
     fn claimed_by(names: &[&str]) -> UdpServices {
         let mut services = UdpServices::default();
         for name in names {

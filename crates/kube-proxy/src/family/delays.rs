@@ -1,4 +1,4 @@
-//! Delays that a mode cannot count itself:
+//! Delays of changes that a mode does not know about:
 //!
 //! - changes that the mode has not received yet;
 //! - removals that wait until every object has been readable once. No client waits for these
@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use proxy::{Changes, Model, Standing};
 
-/// Delays in one family that its mode cannot count.
+/// Delays in one family that its mode does not know about.
 #[derive(Debug, Default)]
 pub(super) struct Delays {
     /// Number of changed Services that no family has received yet, with the arrival time of the

@@ -15,21 +15,21 @@ use crate::events::{Event, Recorder};
 const NAMED_FAILURES_MAX: usize = 20;
 /// Largest number of new conflicts listed by name, in the log and as events.
 const NAMED_CONFLICTS_MAX: usize = 20;
-/// Time without a failure of an entry, after which the entry's next failure counts as new. The
-/// interval between retries is shorter.
+/// Time after the last failure of an entry, after which the next failure counts as new. Retries
+/// come at shorter intervals.
 const FAILURE_MEMORY: Duration = Duration::from_mins(2);
 
-/// Reporter that logs new facts about the syncs of one family.
+/// Reporter that logs new facts about the syncs of one IP family.
 #[derive(Debug)]
 pub(crate) struct Reporter {
     family: IpFamily,
     recorder: Recorder,
     failing: BTreeMap<Failure, FailureTimes>,
     conflicts: BTreeSet<Conflict>,
-    /// Number of conflicts that the mode's report did not list, because the list in a report is
+    /// Number of conflicts that exist but are not listed, because the list in a mode's report is
     /// limited.
     more_conflicts: usize,
-    /// Reason why each unreadable part of the kernel's state cannot be read.
+    /// Unreadable parts of the kernel's state, each with the reason.
     unreadable: BTreeMap<&'static str, String>,
     /// Changes by other programs since the start of the process, by kind of entry.
     drift: BTreeMap<&'static str, DriftTotal>,
@@ -47,7 +47,7 @@ struct FailureTimes {
 }
 
 impl Reporter {
-    /// Returns a reporter that has logged no facts yet.
+    /// Creates a reporter that has logged no facts yet.
     pub(crate) fn new(family: IpFamily, recorder: Recorder, now: Instant) -> Self {
         Self {
             family,
@@ -84,7 +84,8 @@ impl Reporter {
         !self.unreadable.is_empty()
     }
 
-    /// Logs the new facts in a report. `standing` is the family's progress after the reported work.
+    /// Logs the new facts in a mode's report. `standing` is the family's progress after the work
+    /// that the report describes.
     pub(crate) fn booked(
         &mut self,
         report: &Report,

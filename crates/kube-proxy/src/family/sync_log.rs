@@ -10,7 +10,7 @@ use tracing::{debug, field, info};
 /// Shortest time between two log lines about syncs.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Summary of one family's syncs since the last log line.
+/// Summary of one IP family's syncs since the last log line.
 #[derive(Debug)]
 pub(crate) struct Story {
     family: IpFamily,
@@ -42,7 +42,7 @@ impl WorkSums {
 }
 
 impl Story {
-    /// Returns a summary without syncs.
+    /// Creates an empty summary.
     pub(crate) fn new(family: IpFamily) -> Self {
         Self {
             family,
@@ -51,7 +51,7 @@ impl Story {
         }
     }
 
-    /// Adds finished jobs of worker threads (kernel I/O).
+    /// Adds the results of finished jobs, which worker threads (kernel I/O) ran.
     pub(crate) fn booked(&mut self, report: &Report) {
         let done = &mut self.done;
         done.writes.extend(&report.writes);
@@ -80,7 +80,8 @@ impl Story {
         self.done = WorkSums::default();
     }
 
-    /// Logs a line about the finished syncs, unless the last line is less than a second old.
+    /// Logs a line about the finished syncs, unless the last line was logged less than a second
+    /// ago.
     pub(crate) fn tell(&mut self, standing: &Standing, now: Instant) {
         let Some(done) = self.take(now) else { return };
         let failed = done.writes.sum(Fate::Refused) + done.writes.sum(Fate::Unknown);
@@ -113,14 +114,14 @@ impl Story {
         }
         let done = std::mem::take(&mut self.done);
         if done.writes.sum(Fate::Done) == 0 {
-            // Logs nothing here: the log line of each failure names the failed write.
+            // Logs nothing, because each failed write already has a log line.
             return None;
         }
         self.told = Some(now);
         Some(done)
     }
 
-    /// Returns the time of the next line, or `None` if there is nothing to log.
+    /// Returns the time at which the next line may be logged, or `None` if there is nothing to log.
     pub(crate) fn next_due(&self, now: Instant) -> Option<Instant> {
         let due = self.told.map_or(now, |told| now.max(told + PAUSE));
         (self.done.syncs > 0).then_some(due)

@@ -7,7 +7,7 @@ use super::*;
 use crate::tests::options;
 use crate::tests::scripted::{Script, Scripted};
 
-/// Test fixture: a family with a scripted mode.
+/// Test fixture: an IP family with a scripted mode.
 struct World {
     family: Family,
     script: Arc<Script>,
@@ -176,7 +176,7 @@ async fn programming_latency_is_measured_when_the_service_is_written() {
     world.script.finish(settled(&["dns"]));
     world.turn(0).await;
     assert_eq!(world.measured(), 1);
-    // A second report about the same Service has no measured latency.
+    // A second report about the same Service must not add a measurement.
     world.script.finish(settled(&["dns"]));
     world.turn(0).await;
     assert_eq!(world.measured(), 1);
@@ -332,7 +332,7 @@ async fn a_read_without_a_write_is_not_counted_as_a_sync() {
     world.turn(0).await;
     assert_eq!(world.syncs(), 0, "nothing was done");
     let under_way = |world: &World, is_under_way: bool| world.stands(None, !is_under_way);
-    // The mode reads draining endpoints, and writes nothing.
+    // The mode only reads draining endpoints.
     under_way(&world, true);
     world.turn(1).await;
     world.script.finish(Report::default());
@@ -348,7 +348,7 @@ async fn a_read_without_a_write_is_not_counted_as_a_sync() {
     assert_eq!(world.syncs(), 1);
     let sum = world.metric("kubeproxy_sync_proxy_rules_duration_seconds_sum{ip_family=\"IPv4\"}");
     assert_eq!(sum, 2000);
-    // The mode makes its regular check, once in each sync period.
+    // The mode makes its periodic check, which counts as a sync.
     let before = world.last_timestamp();
     assert!(before > 0);
     world.family.check(world.now);

@@ -72,7 +72,7 @@ struct Server {
     is_reported: bool,
 }
 
-/// Service state that determines the response of its server.
+/// State of a Service from which its health-check server computes the response.
 struct CheckState {
     service: NamespacedName,
     local_endpoints: AtomicUsize,
@@ -114,7 +114,7 @@ impl HealthChecks {
         }
     }
 
-    /// Applies a changed `--nodeport-addresses`.
+    /// Applies a changed `--nodeport-addresses`, which selects the listening addresses.
     pub(crate) fn select(&mut self, addresses: &NodePortAddresses) {
         self.is_selective = is_selective(addresses, self.family);
     }

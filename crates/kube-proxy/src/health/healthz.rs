@@ -37,7 +37,7 @@ pub(crate) const PURPOSE: Purpose = Purpose {
 /// Kinds of objects whose first lists must be complete before the proxy writes to the kernel.
 const LISTS: [Kind; 2] = [Kind::Service, Kind::EndpointSlice];
 
-/// Zero time in Go's format.
+/// Zero value of Go's `time.Time`, as upstream prints it.
 const NEVER: &str = "0001-01-01T00:00:00Z";
 
 /// State from which the health server responds. The daemon's loop updates it.
@@ -89,7 +89,7 @@ struct Readiness {
 }
 
 impl Status {
-    /// Returns the status at the start of the process.
+    /// Creates the status for the start of the process.
     pub(crate) fn new(health: Arc<Health>, own_node: OwnNode) -> Self {
         Self {
             health,
@@ -104,7 +104,7 @@ impl Status {
         }
     }
 
-    /// Records the kinds whose first list is complete.
+    /// Records which first lists are complete, and whether this node's Node object has arrived.
     pub(crate) fn note_lists(&self, model: &Model) {
         let mut awaited = self.lock();
         awaited.lists.retain(|kind| !model.is_listed(*kind));
@@ -123,7 +123,7 @@ impl Status {
         self.lock().since = Instant::now();
     }
 
-    /// Records the state of this node's Node object.
+    /// Records whether this node may receive traffic, by the state of its Node object.
     pub(crate) fn note_node(&self, model: &Model) {
         let is_eligible = match (model.has_node(), model.node()) {
             (Some(true), Some(node)) => !node.is_leaving,
@@ -136,7 +136,8 @@ impl Status {
         self.is_node_eligible.store(is_eligible, Ordering::Relaxed);
     }
 
-    /// Returns the response to a request, and counts it in `metrics`.
+    /// Returns the response to a request. Counts the responses of `/healthz` and `/livez` in
+    /// `metrics`.
     pub(crate) fn respond(&self, head: &Parts, metrics: &Metrics) -> Answer {
         match head.uri.path() {
             "/healthz" => {
@@ -174,7 +175,7 @@ impl Status {
         let healthy = is_alive && status.values().all(|family| family.healthy);
         let code = code(healthy && node_eligible.unwrap_or(true));
         let last_updated = if code == StatusCode::OK {
-            // The proxy is healthy. The reported time is then the current time, as in upstream.
+            // A healthy proxy reports the current time, as in upstream.
             text(wall)
         } else {
             let updated = progress.values().filter_map(|progress| progress.updated);

@@ -36,7 +36,8 @@ pub(super) struct Klog {
 }
 
 impl Klog {
-    /// Returns the format for this process, in the time zone of `TZ` or `/etc/localtime`, else UTC.
+    /// Creates the formatter for this process, in the time zone of `TZ` or `/etc/localtime`, else
+    /// UTC.
     pub(super) fn new() -> Self {
         Self {
             process: std::process::id(),
@@ -45,7 +46,7 @@ impl Klog {
     }
 }
 
-/// Start of a log line, up to the message.
+/// Beginning of a log line, before the message.
 struct Header<'a> {
     level: Level,
     at: DateTime,
@@ -192,7 +193,8 @@ impl fmt::Display for Quoted<'_> {
                 '\x0b' => f.write_str("\\v")?,
                 '\x0c' => f.write_str("\\f")?,
                 '\x00'..='\x1f' | '\x7f' => write!(f, "\\x{:02x}", u32::from(character))?,
-                // In this range, `escape_debug` escapes unprintable characters and combining marks.
+                // Of the remaining characters, `escape_debug` escapes unprintable ones and
+                // combining marks.
                 _ if is_printed(character) => f.write_char(character)?,
                 '\u{80}'..='\u{ffff}' => write!(f, "\\u{:04x}", u32::from(character))?,
                 _ => write!(f, "\\U{:08x}", u32::from(character))?,

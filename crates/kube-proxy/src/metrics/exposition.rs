@@ -5,11 +5,11 @@
 //! - Units and the end mark are missing.
 //! - The bounds of buckets have Go's format, because they are labels that dashboards use: `le="1"`,
 //!   not `le="1.0"`.
-//! - A family without samples is omitted.
+//! - A metric family without samples is omitted.
 
 use prometheus_client::registry::Registry;
 
-/// Returns the metrics as OpenMetrics, version 1.0.0.
+/// Renders the metrics as OpenMetrics text, version 1.0.0.
 pub(super) fn openmetrics(registry: &Registry) -> String {
     let mut encoded = String::new();
     // Cannot fail: a String accepts every write.

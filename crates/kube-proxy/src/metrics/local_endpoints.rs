@@ -21,7 +21,7 @@ pub(crate) struct NoLocalEndpoints {
 }
 
 impl NoLocalEndpoints {
-    /// Returns an empty set for the node of this name.
+    /// Creates an empty set for an IP family on the node `node`.
     pub(crate) fn new(family: IpFamily, node: &str) -> Self {
         Self {
             node: NodeFacts::new(family, node),
@@ -30,7 +30,7 @@ impl NoLocalEndpoints {
         }
     }
 
-    /// Updates the set after a change of Services.
+    /// Adds or removes the changed Services.
     pub(crate) fn note(&mut self, model: &Model, changes: &Changes) {
         for name in &changes.services {
             let (mut internal, mut external) = (false, false);
@@ -57,7 +57,7 @@ impl NoLocalEndpoints {
         }
     }
 
-    /// Sets the metrics of a family to the current counts.
+    /// Sets the metrics of this IP family to the current counts.
     pub(crate) fn tell(&self, metrics: &Metrics) {
         metrics.no_local_endpoints(self.node.family, self.internal.len(), self.external.len());
     }

@@ -101,7 +101,7 @@ impl<M: EncodeMetric> Encode for M {
     }
 }
 
-/// Returns a gauge with this value. For a limit, 2^64 means "no limit".
+/// Creates a gauge. For a resource limit, 2^64 means "no limit".
 #[allow(clippy::cast_precision_loss, reason = "metrics are doubles")]
 fn gauge(value: u64) -> ConstGauge<f64> {
     ConstGauge::new(value as f64)
@@ -154,7 +154,8 @@ fn resident(status: &str) -> Option<u64> {
     kilobytes.checked_mul(1024)
 }
 
-/// Returns the numbers of received and of sent bytes, or `None` if they cannot be read.
+/// Returns the numbers of bytes received and sent in this network namespace, or `None` if they
+/// cannot be read.
 fn network_bytes() -> Option<(u64, u64)> {
     octets(&fs::read_to_string("/proc/self/net/netstat").ok()?)
 }
@@ -172,7 +173,7 @@ fn octets(netstat: &str) -> Option<(u64, u64)> {
     Some((value("InOctets")?, value("OutOctets")?))
 }
 
-/// Parses files of `/proc`. Entry point for fuzzing.
+/// Parses text in the format of three `/proc` files. Entry point for fuzzing.
 pub(super) fn read(text: &str) {
     let _ = Stat::read(text);
     let _ = octets(text);

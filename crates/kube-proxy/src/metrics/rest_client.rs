@@ -31,7 +31,7 @@ pub(crate) struct CountRequests<S = ()> {
 }
 
 impl CountRequests {
-    /// Returns the middleware. `host` is the API server's host and port.
+    /// Creates the middleware. `host` is the API server's host and port.
     pub(crate) fn new(metrics: Metrics, host: &str) -> Self {
         Self {
             inner: (),

@@ -42,7 +42,7 @@ const FRESH: Duration = Duration::from_secs(1);
 /// lock for other threads.
 const LOOK_UPS: usize = 512;
 
-/// Source of Service traffic for the metrics. Clones share the source.
+/// Collector of the metrics of single Services. Clones share its state.
 #[derive(Debug, Clone)]
 pub(crate) struct ServiceMetrics(Arc<Inner>);
 
@@ -69,11 +69,11 @@ struct Read {
 /// Key of an endpoint's counts: the Service port and the endpoint's address.
 type OfEndpoint = (ServicePortName, SocketAddr);
 
-/// Counts by Service port or endpoint, each with its source.
+/// Counts by Service port or endpoint. Each count has the counter that it was read from.
 type Counts<K> = HashMap<K, Vec<(Source, Count)>>;
 
 impl ServiceMetrics {
-    /// Returns the source of Service traffic, or `None` if single Services are not reported.
+    /// Creates the collector, or returns `None` if the settings disable metrics of single Services.
     pub(crate) fn new(settings: Settings, counters: Counters) -> Option<Self> {
         let inner = Inner {
             settings,
@@ -131,7 +131,7 @@ impl Inner {
                 // continue from their sums before the failure.
                 read.failure = Some(failure);
             }
-            // Until a mode is set, scrapes report no traffic.
+            // The daemon has not set its mode yet, so there are no counters.
             None => {}
         }
         read.took = began.elapsed();
@@ -154,7 +154,7 @@ impl Inner {
         let mut cut = HashSet::new();
         let mut endpoints = Counts::default();
         if is_apart {
-            // Reads the reported Services again, now with their endpoints.
+            // Reads the counters of the reported Services again, now with their endpoints.
             let kept = ports
                 .values()
                 .flatten()

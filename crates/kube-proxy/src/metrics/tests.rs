@@ -13,12 +13,12 @@ use crate::config::command_line::{self, Command};
 /// Metrics that both kube-proxy 1.36.2 in IPVS mode and this program have, with kinds, labels and
 /// help. Sources of the text: Kubernetes' metrics reference, and client_golang's process collector.
 const KUBERNETES: &str = include_str!("kubernetes-1.36.txt");
-/// Metrics that Kubernetes has only in IPVS mode. Userspace mode has no such metrics.
+/// Metrics that kube-proxy 1.36 has only in IPVS mode.
 const OF_IPVS: &str = include_str!("kubernetes-1.36-ipvs.txt");
-/// Metrics that Kubernetes has only in iptables mode. The metrics about nfacct exist only if the
-/// kernel has nfacct.
+/// Metrics that kube-proxy 1.36 has only in iptables mode. The metrics about nfacct exist only if
+/// the kernel has nfacct.
 const OF_IPTABLES: &str = include_str!("kubernetes-1.36-iptables.txt");
-/// Metrics that Kubernetes has only in nftables mode.
+/// Metrics that kube-proxy has only in nftables mode.
 const OF_NFTABLES: &str = concat!(
     include_str!("kubernetes-1.36-nftables.txt"),
     include_str!("kubernetes-1.37-nftables.txt")
@@ -121,7 +121,7 @@ fn scrape(text: &str) -> BTreeMap<String, ScrapedFamily> {
     families
 }
 
-/// Checks that the counts of buckets never fall, and that the last bucket contains all samples.
+/// Checks that bucket counts are cumulative, and that the last bucket counts all samples.
 fn check_histogram(name: &str, samples: &[Sample]) {
     for count in samples
         .iter()
@@ -148,7 +148,7 @@ fn buckets(samples: &[Sample], labels: &BTreeMap<String, String>) -> Vec<(f64, f
     of_series.collect()
 }
 
-/// Returns the metrics after every event has occurred once in both families.
+/// Returns the metrics after every recorded event has occurred once in both IP families.
 fn busy() -> Metrics {
     busy_in(ProxyMode::Ipvs)
 }
@@ -278,8 +278,8 @@ fn metric_names_types_labels_and_help_equal_those_of_upstream() {
     }
 }
 
-/// The alert `KubeVersionMismatch` compares the major and minor version in `git_version`. It
-/// expects the same version in the whole cluster.
+/// Compares the version in `kubernetes_build_info` with the version that this program matches. The
+/// alert `KubeVersionMismatch` expects one major and minor version in the whole cluster.
 #[test]
 fn the_build_info_metric_has_the_matching_kubernetes_version() {
     let families = scrape(&Metrics::new().classic());
@@ -299,7 +299,7 @@ fn the_build_info_metric_has_the_matching_kubernetes_version() {
     assert_eq!(own["version"], env!("CARGO_PKG_VERSION"));
 }
 
-/// The metrics contain every feature gate with its value, like upstream 1.37.
+/// Checks that the metrics contain every feature gate with its value, like upstream 1.37.
 #[test]
 fn each_feature_gate_has_a_metric() {
     let told = |gates: &str| {
@@ -688,8 +688,8 @@ fn slice(endpoints: &[(&str, bool)]) -> Event {
     })
 }
 
-/// The start sets the timestamp of both families, as in upstream. A change sets only the timestamp
-/// of the families that it affects.
+/// Checks that the start sets the timestamp of both families, as in upstream, and that a change
+/// sets it only for the families that the change affects.
 #[test]
 fn the_last_queued_timestamp_is_kept_per_ip_family() {
     let metrics = Metrics::new();

@@ -41,7 +41,7 @@ pub(crate) struct AddressChanges {
     task: JoinHandle<()>,
 }
 
-/// Notifications that the daemon's loop has not received yet.
+/// Notices that the daemon's loop has not received yet.
 #[derive(Debug)]
 struct QueuedNotices {
     notices: Mutex<io::Result<Vec<Notice>>>,
@@ -160,7 +160,7 @@ impl Subscription {
         }
     }
 
-    /// Waits for notices. Never returns an empty list.
+    /// Waits for address notifications that matter to a mode. Never returns an empty list.
     async fn next(&mut self) -> io::Result<Vec<Notice>> {
         loop {
             let mut ready = self.socket.readable().await?;
@@ -195,7 +195,7 @@ fn link_named(name: &str) -> Option<Link> {
     Rtnetlink::open().ok()?.link(name).ok()?
 }
 
-/// Converts events to notices, and updates `own_link`.
+/// Converts rtnetlink events to notices for the modes, and updates `own_link`.
 fn notices(events: Vec<Event>, own_link: &mut Option<Link>) -> Vec<Notice> {
     let notices = events.into_iter().filter_map(|event| {
         let own_index = own_link.as_ref().map(|link| link.index);

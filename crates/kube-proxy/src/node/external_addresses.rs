@@ -31,7 +31,8 @@ use crate::events::{Event, Recorder};
 /// Largest number of findings that are reported within a [`WINDOW`].
 const TOLD_MAX: usize = 20;
 const WINDOW: Duration = Duration::from_mins(1);
-/// Maximum number of stored findings. The reporter only counts findings above the limits.
+/// Maximum number of stored findings. Further findings are counted, but neither stored nor
+/// reported.
 const KNOWN_MAX: usize = 1_000;
 /// Maximum number of stored findings of one namespace. So one tenant's findings cannot hide another
 /// tenant's findings.
@@ -39,7 +40,7 @@ const KNOWN_OF_NAMESPACE: usize = 250;
 /// Maximum number of stored findings of one Service.
 const KNOWN_OF_ONE: usize = 20;
 
-/// Gauge that counts the findings by reason.
+/// Gauge with the number of findings by reason.
 pub(crate) type Counts = Family<OfReason, Gauge>;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -47,8 +48,8 @@ pub(crate) struct OfReason {
     reason: &'static str,
 }
 
-/// Returns the gauge, with 0 for each reason. If a time series began with the first finding,
-/// monitoring would see no change.
+/// Creates the gauge with 0 for each reason. A time series that began with the first finding would
+/// show no increase.
 pub(crate) fn counts() -> Counts {
     let counts = Counts::default();
     for reason in ContestedPart::LABELS {
@@ -91,7 +92,7 @@ fn all_refused<'a>(
     })
 }
 
-/// Reporter of new findings, which it logs and sends as events.
+/// Reporter that logs each new finding and sends it as a Kubernetes event.
 pub(crate) struct ExternalAddresses {
     node: String,
     recorder: Recorder,
@@ -123,7 +124,7 @@ struct Finding {
 }
 
 impl ExternalAddresses {
-    /// Returns a reporter without findings.
+    /// Creates a reporter without findings.
     pub(crate) fn new(
         node: &str,
         mode: &'static str,
@@ -158,7 +159,7 @@ impl ExternalAddresses {
         known.filter(|(one, _)| one.is_refused())
     }
 
-    /// Sets the node's scheduler and the option values that this node does not support.
+    /// Sets the IPVS scheduler, and the option values that this node does not support.
     pub(crate) fn support(&mut self, scheduler: &str, unavailable: Vec<UnavailableOption>) {
         if *self.heeding.scheduler != *scheduler {
             self.heeding.scheduler = scheduler.into();

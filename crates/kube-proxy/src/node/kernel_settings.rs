@@ -27,7 +27,7 @@ use modes::sysctl::row::{Need, WantedSetting};
 
 use crate::config::options::Options;
 
-/// Root directory of the kernel's files.
+/// Root directory of `/proc/sys`, which contains the settings' files.
 const ROOT: &str = "/";
 
 /// Values that settings had before this process wrote them. The process restores these values
@@ -109,7 +109,8 @@ impl Step {
     }
 }
 
-/// Lists the settings that have kube-proxy's value instead of the kernel's default, one line each.
+/// Lists the settings that still have kube-proxy's value instead of the kernel's default, one line
+/// each.
 pub(crate) fn leftovers() -> Vec<String> {
     let rows = modes::sysctls(None).into_iter();
     rows.filter_map(|WantedSetting { row, .. }| row.stays(Path::new(ROOT)))
@@ -122,7 +123,7 @@ pub(crate) fn pending(options: &Options) -> Vec<Difference> {
     differences(Path::new(ROOT), &wanted).collect()
 }
 
-/// Returns all needed settings, in the order in which they are written.
+/// Returns all settings that the modes and connection tracking need, in the order of writing.
 fn wanted(options: &Options, machine: Machine) -> Vec<WantedSetting> {
     let facts = Facts {
         settings: &options.modes,

@@ -1,4 +1,4 @@
-//! Reports objects that a new list lacks.
+//! Reports known objects that are missing in a new list from the API server.
 //!
 //! A watch usually reports deletions. A new list can lack known objects for two reasons:
 //!
@@ -19,7 +19,7 @@ use source::kind_name;
 use tracing::{info, warn};
 
 /// Smallest number of missing objects that may cause a warning. Their share of the known objects
-/// must also reach [`NOTEWORTHY_PART`].
+/// must also be a tenth ([`NOTEWORTHY_PART`]).
 const NOTEWORTHY_COUNT: usize = 3;
 /// Divisor for the share of missing objects that causes a warning: a tenth of the known objects.
 const NOTEWORTHY_PART: usize = 10;
@@ -32,8 +32,8 @@ pub(crate) struct KindLabels {
     kind: &'static str,
 }
 
-/// Returns the counter, with 0 for each kind. If a time series began with the first increment,
-/// monitoring would see no change.
+/// Creates the counter with 0 for each kind. A time series that began with the first increment
+/// would show no increase.
 pub(crate) fn counts() -> Counts {
     let counts = Counts::default();
     for kind in Kind::ALL {
@@ -42,7 +42,7 @@ pub(crate) fn counts() -> Counts {
     counts
 }
 
-/// Logs and counts the objects that a new list lacks.
+/// Logs and counts the known objects that are missing in a new list.
 pub(crate) fn tell(changes: &Changes, counts: &Counts) {
     for vanished in &changes.vanished {
         let count = vanished.count as u64;

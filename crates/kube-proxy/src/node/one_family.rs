@@ -11,7 +11,7 @@ use tracing::warn;
 use modes::detect_local::DetectLocal;
 use modes::settings::Settings;
 
-/// A setting without a value for one family.
+/// Finding: a setting has no value for one IP family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OneFamily {
     /// Flag that lacks a value for the family.
@@ -19,7 +19,7 @@ pub(crate) struct OneFamily {
     pub(crate) message: String,
 }
 
-/// Checker that warns once about each setting that omits a family in use.
+/// Checker that warns once about each setting without a value for an IP family in use.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
     in_use: [bool; IpFamily::ALL.len()],

@@ -19,7 +19,7 @@ pub fn raise_limit() {
     }
 }
 
-/// Adds the next step to an error about too many open files.
+/// Adds the next step to an error about too many open files. Returns any other error unchanged.
 pub fn with_next_step(error: String) -> String {
     // Searches the error's text for the error number, because some errors contain the number only
     // in their text.

@@ -17,8 +17,9 @@ use iptables::{Backend, Iptables};
 
 use crate::process::capabilities;
 
-/// Executes iptables if the program was called by a name of iptables. The first of `arguments` is
-/// the name by which the program was called. Returns `Ok` for any other name.
+/// Executes the host's iptables if this program was called as `iptables`, `ip6tables`, or one of
+/// their `-save` and `-restore` variants. The first of `arguments` is that name. Returns `Ok` for
+/// any other name.
 ///
 /// # Errors
 ///

@@ -21,8 +21,7 @@ pub fn start() {
     #[cfg(target_env = "gnu")]
     for (option, value) in [
         (libc::M_ARENA_MAX, 1),
-        // Sets an explicit threshold, because the allocator would otherwise raise the threshold by
-        // itself.
+        // Sets the mmap threshold explicitly, because glibc otherwise raises it by itself.
         (libc::M_MMAP_THRESHOLD, LARGE_BYTES),
         (libc::M_TRIM_THRESHOLD, LARGE_BYTES),
     ] {
@@ -54,8 +53,8 @@ pub(crate) fn trim() {
     }
 }
 
-/// Sets the OOM score of this process. With a lower score, the kernel is less likely to kill the
-/// process when memory is short.
+/// Sets the OOM score adjustment of this process. With a lower score, the kernel is less likely to
+/// kill the process when memory is short.
 pub fn set_oom_score(wanted: i16) {
     const FILE: &str = "/proc/self/oom_score_adj";
     let wanted = wanted.to_string();

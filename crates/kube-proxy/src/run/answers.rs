@@ -88,7 +88,7 @@ fn names(model: &Model, from: usize) -> Names {
     }
 }
 
-/// Returns copies of the first requested Services, as many as one turn allows.
+/// Returns copies of the first requested Services, as many as one turn of the daemon's loop allows.
 fn services(model: &Model, asked: &[NamespacedName]) -> Vec<Option<ServiceCopy>> {
     let mut endpoints = 0;
     let mut told = Vec::with_capacity(asked.len().min(SERVICES_A_TURN));

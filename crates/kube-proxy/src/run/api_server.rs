@@ -54,7 +54,7 @@ struct ClearAddresses {
 }
 
 impl Clearing {
-    /// Returns the state before any removal. A removal keeps these entries:
+    /// Creates a remover that has cleared no address yet. A removal keeps these entries:
     ///
     /// - entries at an address that `rules` allows with a network of one address (`/32` or `/128`);
     /// - virtual servers whose address lies in `excluded`.

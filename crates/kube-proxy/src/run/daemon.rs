@@ -340,7 +340,8 @@ impl Daemon {
         }
     }
 
-    /// Does the periodic work of the loop. The modes have their own timers.
+    /// Starts the periodic check of the kernel and returns unused memory to the system, when due.
+    /// The modes have their own timers.
     fn tick(&mut self, now: Instant) {
         if now >= self.next_tick {
             self.next_tick = now + self.sync_period();
@@ -417,7 +418,7 @@ async fn ended(
     drain
 }
 
-/// Becomes ready when a worker thread (kernel I/O) of any family has finished a job.
+/// Completes when a worker thread (kernel I/O) of any family has finished a job.
 pub(super) fn poll_finished(families: &mut [Family], context: &mut Context<'_>) -> Poll<()> {
     let polled = families
         .iter_mut()

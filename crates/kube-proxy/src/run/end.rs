@@ -11,8 +11,8 @@ use tracing::{info, warn};
 use super::daemon::{Daemon, poll_finished};
 use crate::family::Family;
 
-/// Longest time that the ending daemon waits for kernel work in progress. The wait of iptables for
-/// its lock is shorter.
+/// Longest time that the ending daemon waits for kernel work in progress. Longer than iptables
+/// waits for the xtables lock.
 pub(super) const END_PATIENCE: Duration = Duration::from_secs(6);
 
 impl Daemon {

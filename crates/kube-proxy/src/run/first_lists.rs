@@ -27,7 +27,7 @@ const NODE_PATIENCE: Duration = Duration::from_secs(30);
 const SERVICE_CIDR_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Applies events until Services, EndpointSlices and this Node are listed. Continues without the
-/// Node after a time limit. `seen` receives the progress.
+/// Node after a time limit. Calls `seen` with the model before each batch of events.
 pub(crate) async fn gather(
     events: &mut BoxStream<'static, Event>,
     model: &mut Model,

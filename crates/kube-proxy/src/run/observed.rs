@@ -44,7 +44,7 @@ pub(super) struct Observed {
 pub(super) type Servers = (Vec<Server>, socket::Server);
 
 impl Observed {
-    /// Returns the state at the start of the process.
+    /// Creates the state for the start of the process.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Signals that end the process.
+//! The signals that stop the daemon: SIGTERM and SIGINT.
 
 use anyhow::{Context as _, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -12,7 +12,7 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// Subscribes to the signals. Needs a tokio runtime.
+    /// Subscribes to SIGTERM and SIGINT. Needs a tokio runtime.
     ///
     /// # Errors
     ///

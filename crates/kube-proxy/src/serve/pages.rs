@@ -61,7 +61,7 @@ pub(crate) struct Api {
 }
 
 impl Api {
-    /// Returns the API for pages at this address.
+    /// Creates the API for a server with this address.
     pub(crate) fn at(address: SocketAddr, inspect: Arc<Inspect>) -> Self {
         Self {
             is_loopback: address.ip().to_canonical().is_loopback(),
@@ -103,7 +103,7 @@ impl Respond for Pages {
 }
 
 impl Pages {
-    /// Returns the pages. `flags` are the flags of this process's command line, with their values.
+    /// Creates the pages. `flags` are the flags of this process's command line, with their values.
     pub(crate) fn new(
         metrics: Metrics,
         configz: Configz,
@@ -139,7 +139,7 @@ impl Pages {
         }
     }
 
-    /// Returns the response to a request for a page.
+    /// Returns the response for a page that reads nothing from the kernel, such as `/configz`.
     fn page(&self, head: &Parts) -> Answer {
         match head.uri.path() {
             "/metrics/slis" if head.method == Method::DELETE => {

@@ -87,7 +87,7 @@ pub(super) fn redirect(to: &'static str) -> Answer {
     moved
 }
 
-/// Returns the file, or status 304 if the browser's copy is current.
+/// Returns a file of the page, or status 304 if the browser's copy is current.
 fn sent(file: &File, head: &Parts) -> Answer {
     let tag = tag(file.content);
     let asked = head.headers.get_all(header::IF_NONE_MATCH);

@@ -111,7 +111,8 @@ impl Zpages {
     }
 }
 
-/// Returns an object in the requested format. `lines` is the text for people.
+/// Returns a page in the format that the request accepts: `lines` as text, or `fields` as an
+/// object.
 fn page(head: &Parts, kind: &str, lines: &str, mut fields: Value) -> Answer {
     let accepted = head.headers.get_all(ACCEPT).iter();
     let accepted: Vec<_> = accepted.filter_map(|value| value.to_str().ok()).collect();

@@ -24,7 +24,7 @@ pub(crate) struct State {
     pub(crate) standing: Standing,
     pub(crate) finished: VecDeque<Report>,
     pub(crate) updates: Vec<Changes>,
-    /// Duration of an update.
+    /// Time that each update takes.
     pub(crate) computes_for: Duration,
     /// Duration of the next write. The call that starts the write returns only after the write has
     /// ended.

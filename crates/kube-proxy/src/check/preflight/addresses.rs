@@ -1,4 +1,4 @@
-//! Finds conflicts of Services' addresses with the node's own addresses and with its routes.
+//! Finds Service addresses that two Services claim, that the node has, or that a route covers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};

@@ -1,4 +1,4 @@
-//! Listening sockets from `/proc/net/tcp` and similar files, and the processes of these sockets.
+//! Reads the listening sockets from `/proc/net/tcp` and similar files, and finds their processes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -65,7 +65,7 @@ fn parse(text: &str, wanted: &str, protocol: Protocol) -> Vec<Listener> {
     text.lines().skip(1).filter_map(listener).collect()
 }
 
-/// Parses `0100007F:2710`: groups of four bytes in the host's byte order, and a port.
+/// Parses an address such as `0100007F:2710`: groups of four bytes in host byte order, and a port.
 fn socket(text: &str) -> Option<SocketAddr> {
     let (address, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
@@ -87,8 +87,8 @@ fn socket(text: &str) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, port))
 }
 
-/// Returns the name of each socket's process, by inode. Processes of other containers are not
-/// visible.
+/// Returns the name and process ID of each socket's owner, by inode. Processes of other PID
+/// namespaces are not visible.
 pub(super) fn owners(root: &Path, inodes: &[u64]) -> BTreeMap<u64, String> {
     let mut owners = BTreeMap::new();
     let links: BTreeMap<String, u64> = inodes
@@ -118,7 +118,7 @@ pub(super) fn owners(root: &Path, inodes: &[u64]) -> BTreeMap<u64, String> {
     owners
 }
 
-/// Parses a list of sockets. Entry point for fuzzing.
+/// Parses text in the format of `/proc/net/tcp`. Entry point for fuzzing.
 pub(super) fn read_text(text: &str) {
     drop(parse(text, "0A", Protocol::Tcp));
 }

@@ -12,12 +12,12 @@ use crate::check::finding::{Finding, some};
 
 const NAME: &str = "modules";
 
-/// Facts about the kernel's modules.
+/// Kernel modules by state: loaded, listed as available, or tested in the kernel.
 #[derive(Debug, Default)]
 pub(super) struct Modules {
     loaded: BTreeSet<String>,
-    /// Modules that are built in or have a file. `None` if no list is usable, as in a container
-    /// without `/lib/modules`.
+    /// Modules that are built in or have a file below `/lib/modules`. `None` if no list is usable,
+    /// as in a container without that directory.
     listed: Option<BTreeSet<String>>,
     /// Responses of the kernel about modules that are neither loaded nor listed: true if the module
     /// is available. A module may be built in without being in a list.
@@ -50,7 +50,7 @@ impl Modules {
         }
     }
 
-    /// Queries the kernel about the wanted modules that are neither loaded nor listed.
+    /// Tests, with `ask`, the wanted modules that are neither loaded nor listed.
     pub(super) fn ask(
         &mut self,
         wanted: &[Module],
@@ -68,9 +68,8 @@ impl Modules {
     }
 }
 
-/// Tests whether the kernel has these modules, and returns true or false by module. Omits a module
-/// if the tests do not show whether the kernel has the module. Writes nothing, and does not make
-/// the kernel load a module file.
+/// Tests which of these modules the kernel has, and returns the results by name. Omits modules for
+/// which the test is inconclusive. Writes nothing, and does not make the kernel load a module file.
 pub(super) fn ask_kernel(names: &[&str]) -> BTreeMap<String, bool> {
     let mut answers = BTreeMap::new();
     if names.contains(&"nf_tables")
@@ -99,7 +98,8 @@ pub(super) fn ask_kernel(names: &[&str]) -> BTreeMap<String, bool> {
     answers
 }
 
-/// Returns the modules that nf_tables lacks for a family, or `None` if the kernel does not respond.
+/// Returns the modules that nf_tables lacks for an IP family, or `None` if the kernel does not
+/// respond.
 fn missing_of_nftables() -> Option<BTreeSet<&'static str>> {
     let mut missing = BTreeSet::new();
     for (of, family) in [(IpFamily::V4, Family::Ip), (IpFamily::V6, Family::Ip6)] {
@@ -125,8 +125,8 @@ fn module_of(line: &str) -> Option<String> {
     Some(name.replace('-', "_"))
 }
 
-/// Returns findings about the modules that a mode needs. `is_read` is true if the kernel state of
-/// that mode could be read.
+/// Returns findings about the modules that a mode needs. `is_read` is true if the mode's kernel
+/// state could be read. A missing module is then only a warning.
 pub(super) fn judge(wanted: &[Module], modules: &Modules, is_read: bool) -> Vec<Finding> {
     let (mut loaded, mut loadable) = (Vec::new(), Vec::new());
     let (mut unknown, mut findings) = (Vec::new(), Vec::new());

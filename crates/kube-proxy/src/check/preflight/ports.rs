@@ -1,5 +1,5 @@
-//! Finds ports that another process occupies: ports of this process's servers, and ports of
-//! Services on the node's addresses.
+//! Finds ports that another process occupies: ports of the health and metrics servers, and node
+//! ports of Services.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -12,10 +12,10 @@ use super::listening::Listener;
 use crate::check::finding::{Finding, some};
 
 const NAME: &str = "ports";
-/// Flags that set the addresses of this process's servers.
+/// Flags that set the addresses of the health and metrics servers.
 const FLAGS: &str = "(--healthz-bind-address, --metrics-bind-address)";
 
-/// A server of this process and its address.
+/// The health or metrics server, with its listen address.
 #[derive(Debug)]
 pub(super) struct Server {
     /// Purpose of the server, such as `metrics`.
@@ -27,13 +27,13 @@ pub(super) struct Server {
 
 /// Returns the reason why this node cannot bind an address. Binds a free port for a moment.
 pub(super) fn unbindable(address: IpAddr) -> Option<String> {
-    // 0.0.0.0 and :: stand for the families that the node has.
+    // Skips 0.0.0.0 and ::, because they do not depend on the addresses of the node.
     let is_any = address.is_unspecified();
     let result = (!is_any).then(|| TcpListener::bind((address, 0)));
     result.and_then(|bound| bound.err().map(|error| error.to_string()))
 }
 
-/// Ports of all Services on the node's addresses, each with the name of its Service.
+/// NodePorts and health-check node ports of all Services, each with the name of its Service.
 #[derive(Debug, Default)]
 pub(super) struct NodePorts {
     /// Names of Services, by NodePort and protocol.
@@ -43,7 +43,7 @@ pub(super) struct NodePorts {
 }
 
 impl NodePorts {
-    /// Returns the ports of all Services.
+    /// Collects the node ports of all Services in the model.
     pub(super) fn of(model: &Model) -> Self {
         let mut ports = Self::default();
         let views = model.service_names().filter_map(|name| model.view(name));
@@ -62,7 +62,8 @@ impl NodePorts {
     }
 }
 
-/// Returns the sockets that occupy a port that this process's servers or the Services need.
+/// Returns the sockets that occupy a port that the health server, the metrics server or a Service
+/// needs.
 pub(super) fn concerned<'a>(
     listeners: &'a [Listener],
     servers: &[Server],
@@ -87,7 +88,8 @@ fn overlaps(one: SocketAddr, other: SocketAddr) -> bool {
     one.port() == other.port() && (is_any || one.ip() == other.ip())
 }
 
-/// Returns findings about occupied ports. `owners` are the processes of the sockets, if known.
+/// Returns findings about occupied ports. `owners` has the process of each socket by inode, if
+/// known. `when_taken` decides whether a server without its port is a failure or a warning.
 pub(super) fn judge(
     concerned: &[&Listener],
     owners: &BTreeMap<u64, String>,

@@ -12,7 +12,7 @@ pub(super) struct Route {
     pub(super) link: String,
 }
 
-/// Parses the IPv4 routes, without default routes.
+/// Parses `/proc/net/route`, the IPv4 routes. Skips default routes.
 pub(super) fn v4(text: &str) -> Vec<Route> {
     // The file prints the address, which is in network byte order, as a number in host byte order.
     let number = |field: Option<&str>| {
@@ -34,8 +34,8 @@ pub(super) fn v4(text: &str) -> Vec<Route> {
     routes.filter(|route| route.net.prefix_len() > 0).collect()
 }
 
-/// Parses the IPv6 routes to networks. Skips default routes, routes to single addresses, and routes
-/// to link-local or multicast addresses.
+/// Parses `/proc/net/ipv6_route`, the IPv6 routes. Skips default routes, routes to single
+/// addresses, and routes to link-local or multicast addresses.
 pub(super) fn v6(text: &str) -> Vec<Route> {
     let route = |line: &str| {
         let mut fields = line.split_whitespace();

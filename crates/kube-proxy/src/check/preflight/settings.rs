@@ -8,7 +8,7 @@ use crate::check::finding::{Finding, some};
 
 const NAME: &str = "settings";
 
-/// A setting whose value is not the value that the mode needs.
+/// A kernel setting that does not have the value that the mode needs.
 #[derive(Debug)]
 pub(super) struct PendingSetting {
     pub(super) setting: Setting,

@@ -27,8 +27,8 @@ pub(super) fn normalised(arguments: Vec<OsString>) -> impl Iterator<Item = OsStr
     without_empty(arguments.collect()).into_iter()
 }
 
-/// Removes empty arguments that are not values of flags, because upstream ignores them. A template
-/// of a pod may produce such an argument.
+/// Removes empty arguments that are not values of flags, as upstream ignores them. The template of
+/// a pod may produce such an argument.
 fn without_empty(arguments: Vec<OsString>) -> Vec<OsString> {
     if !arguments.iter().any(|argument| argument.is_empty()) {
         return arguments;
@@ -142,7 +142,7 @@ pub(super) fn asks(arguments: &[OsString]) -> bool {
     word.and_then(Question::of).is_some() || is_dry_run(arguments)
 }
 
-/// Returns true if the command has flags of the daemon.
+/// Returns true if a flag of the daemon follows the subcommand.
 pub(super) fn has_flags(arguments: &[OsString]) -> bool {
     let (_, others) = split_options(arguments.iter().skip(2).cloned());
     !others.is_empty()

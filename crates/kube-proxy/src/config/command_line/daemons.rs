@@ -18,7 +18,7 @@ use crate::config::question::Question;
 /// Environment variable that contains the flags in the unit files of distributions.
 const VARIABLE: &str = "KUBE_PROXY_ARGS";
 
-/// A command line after the daemon's flags were added.
+/// A command line to which the daemon's flags were added, if it had none.
 #[derive(Debug, PartialEq, Eq)]
 pub struct CompletedArguments {
     /// The whole command line, beginning with the program's name.

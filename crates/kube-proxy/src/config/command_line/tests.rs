@@ -269,7 +269,7 @@ fn deprecated_or_ignored_flags_are_accepted_with_a_warning() {
             "--metrics-port=0",
             &["--metrics-port", "deprecated", "--metrics-bind-address"],
         ),
-        // The command line sets the flag to its default value.
+        // The warning appears even if the flag has its default value.
         ("--healthz-port=10256", &["--healthz-port", "deprecated"]),
         ("--boot-id-file=/x", &["--boot-id-file", "no effect"]),
         ("--machine-id-file=/x", &["--machine-id-file", "no effect"]),
@@ -416,8 +416,8 @@ fn a_deprecated_feature_gate_causes_upstreams_warning() {
     );
 }
 
-/// From 1.40 on, upstream needs the feature gate `KubeProxyIPVS` for IPVS mode. This program starts
-/// with this gate, and also with `AllAlpha` and `AllBeta`.
+/// Tests gates of later releases. From 1.40 on, upstream runs IPVS mode only with the gate
+/// `KubeProxyIPVS`. This program accepts the gate, and `AllAlpha` and `AllBeta`.
 #[test]
 fn feature_gates_of_later_releases_do_not_stop_the_start() {
     let with = |gates: &str| options(&format!("--proxy-mode=ipvs --feature-gates={gates}"));
@@ -443,7 +443,7 @@ fn feature_gates_of_later_releases_do_not_stop_the_start() {
             "{gates}"
         );
     }
-    // Modes other than IPVS mode need no feature gate.
+    // Only IPVS mode needs the gate, so other modes start without it.
     let other = options("--proxy-mode=nftables --feature-gates=KubeProxyIPVS=false");
     assert_eq!(other.said.warnings_beside_mode(), Vec::<String>::new());
 }
@@ -722,7 +722,7 @@ fn each_flag_sets_its_option() {
         (&["--ipvs-drain-timeout=5m"], |o| {
             o.modes.ipvs.drain_timeout == Some(Duration::from_mins(5))
         }),
-        // Without `--ipvs-semantics=exact`, the number of bits has no effect.
+        // Without `--ipvs-semantics=exact`, the value of this flag has no effect.
         (&["--ipvs-mark-bits=7"], |o| {
             o.modes.ipvs.semantics == Semantics::Upstream
         }),
@@ -1144,8 +1144,8 @@ fn empty_arguments_are_ignored_except_as_values() {
     ));
 }
 
-/// The expected lines are from upstream's log of `kube-proxy -v=4` of 1.30.5, for flags in several
-/// spellings.
+/// Compares the logged flags with upstream's log of `kube-proxy -v=4` (1.30.5), for flags in
+/// several spellings.
 #[test]
 fn flags_are_logged_as_by_upstream() {
     let line = "kube-proxy --config_sync_period=900s -v 4 --nodeport-addresses=\"10.0.0.0/8\" --nodeport-addresses=fd00::/8 \
@@ -1245,7 +1245,7 @@ fn the_man_page_contains_commands_and_flags() {
     }
 }
 
-/// The help of a flag names its mode if the flag has an effect in only one mode.
+/// Checks that the help of a flag names its mode if the flag has an effect in only one mode.
 #[test]
 fn help_names_the_mode_of_mode_specific_flags() {
     let command = Flags::command();
@@ -1267,8 +1267,8 @@ fn help_names_the_mode_of_mode_specific_flags() {
     }
 }
 
-/// The version is one line, such as `Kubernetes v1.37.0`. Scripts parse the second word of the
-/// line, or all text after the first word.
+/// Checks that the version is one line, such as `Kubernetes v1.37.0`. Scripts parse the second word
+/// of the line, or all text after the first word.
 #[test]
 fn the_version_has_upstreams_format() {
     let Ok(Command::Print(told)) = read("--version") else {

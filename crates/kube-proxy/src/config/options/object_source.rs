@@ -1,4 +1,4 @@
-//! Options for the source of Services.
+//! Options for the source of Services: an API server or a directory of manifests.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use flags::gates::{Gates, STREAMED_LISTS};
 use flags::unusable_flag::UnusableFlag;
 use flags::{Flags, PROTOBUF};
 
-/// Requirement that this node's Node object exists.
+/// Need for this node's Node object before a start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OwnNode {
     /// This node's Node object must exist before the start.
@@ -18,7 +18,7 @@ pub(crate) enum OwnNode {
 }
 
 impl OwnNode {
-    /// Returns the requirement for a source. A directory of manifests does not have to contain a
+    /// Returns the need for a Node object. A directory of manifests does not have to contain a
     /// Node.
     pub(crate) fn of(source: &Settings) -> Self {
         match source {
@@ -28,7 +28,7 @@ impl OwnNode {
     }
 }
 
-/// Optional kinds: the kinds of objects that only some modes need.
+/// Kinds of objects that only some modes need, for which a start waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SideKinds {
     /// The mode needs no optional objects.

@@ -1,4 +1,4 @@
-//! Options of the process and its loop.
+//! Options of the daemon's process and its main loop.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use flags::gates::Gates;
 use flags::nets::nets;
 use flags::unusable_flag::UnusableFlag;
 
-/// Options of the process and its loop.
+/// Options of the daemon's process and its main loop.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
     /// Name of this node, in lower case.
@@ -22,7 +22,7 @@ pub struct Process {
     /// Shortest pause between the end of a sync and the start of the next sync. Never longer than
     /// the sync period.
     pub min_sync_period: Duration,
-    /// Feature gates with their given values.
+    /// Feature gates that the user sets, with their values.
     pub gates: Gates,
     /// Networks that must contain external and load-balancer addresses of Services. `None` allows
     /// any network.
@@ -35,7 +35,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// Reads the flags. `min_sync_period` is the setting of the chosen mode.
+    /// Converts flags to options of the process. `min_sync_period` is the setting of the chosen
+    /// mode.
     pub(super) fn read(
         flags: &Flags,
         gates: Gates,

@@ -11,18 +11,18 @@ use crate::metrics;
 /// Options of the health server and the metrics server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Address of the health server. `None`: no server.
+    /// Listen address of the health server, or `None` for no server.
     pub healthz_address: Option<SocketAddr>,
-    /// Address of the metrics server. `None`: no server.
+    /// Listen address of the metrics server, or `None` for no server.
     pub metrics_address: Option<SocketAddr>,
-    /// Reaction of a server to an address that another process has bound.
+    /// Reaction of a server if it cannot bind its address: failure or retry.
     pub when_taken: ConflictPolicy,
-    /// Options of the metrics of single Services.
+    /// Options of the metrics per Service.
     pub services: metrics::services::settings::Settings,
 }
 
 impl Settings {
-    /// Returns the options of the servers from the flags.
+    /// Converts flags to the options of both servers.
     ///
     /// # Errors
     ///

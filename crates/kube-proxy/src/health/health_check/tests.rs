@@ -75,7 +75,7 @@ impl World {
         }));
     }
 
-    /// Applies an EndpointSlice with one ready endpoint on each of these nodes.
+    /// Applies an EndpointSlice with one ready endpoint on each of the nodes `nodes`.
     fn endpoints(&mut self, nodes: &[&str]) {
         let endpoint = |(number, node): (u8, &&str)| Endpoint {
             address: [10, 0, 0, number].into(),
@@ -139,8 +139,8 @@ impl World {
     }
 }
 
-/// The response equals the response of upstream 1.36.2, except for the order of headers and the
-/// header `Connection`.
+/// Compares the response with upstream 1.36.2, except the order of headers and the header
+/// `Connection`.
 #[tokio::test]
 async fn the_health_check_response_equals_that_of_upstream() {
     let world = World::new("").await;
@@ -218,7 +218,7 @@ async fn the_health_check_port_closes_with_its_service() {
     assert!(world.checks.servers.is_empty() && world.checks.unbound.is_empty());
 }
 
-/// A server that closes also closes idle connections of load balancers.
+/// Checks that a server that closes also closes idle connections of load balancers.
 #[tokio::test]
 async fn a_closed_health_check_server_closes_its_connections() {
     let mut world = World::new("").await;
@@ -234,7 +234,7 @@ async fn a_closed_health_check_server_closes_its_connections() {
     assert_eq!(stream.read(&mut buffer).await.unwrap_or(0), 0);
 }
 
-/// Load balancers receive responses even while other clients keep silent connections open.
+/// Checks that load balancers get responses while other clients keep silent connections open.
 #[tokio::test]
 async fn connections_without_a_request_do_not_block_health_checks() {
     let world = World::new("").await;

@@ -1,5 +1,5 @@
-//! Finds the Service port at an address. The index exists only if the metrics report single
-//! Services.
+//! Index that finds the Service port at an address and port. It exists only if the metrics report
+//! single Services.
 
 use std::collections::HashMap;
 use std::sync::Arc;

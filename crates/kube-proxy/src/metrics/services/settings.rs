@@ -29,13 +29,13 @@ pub enum Detail {
 pub struct Settings {
     /// Level of detail of the metrics.
     pub detail: Detail,
-    /// Largest number of reported Service ports, and separately of reported endpoints. The metrics
+    /// Maximum number of reported Service ports, and separately of reported endpoints. The metrics
     /// report the ports and endpoints with the most connections.
     pub most: usize,
 }
 
 impl Settings {
-    /// Returns the options of these metrics from the flags.
+    /// Converts flags to the options of these metrics.
     ///
     /// # Errors
     ///

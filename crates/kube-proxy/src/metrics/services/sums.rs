@@ -29,7 +29,7 @@ pub(crate) struct Sum {
 }
 
 impl Sum {
-    /// Updates the sum with the counts of all sources in the last read.
+    /// Updates the sum with the counts of the last read, one for each source.
     pub(crate) fn update(&mut self, counts: &[(Source, Count)]) {
         let counts: HashMap<Source, Count> = counts.iter().copied().collect();
         for (source, last) in &self.last {

@@ -236,7 +236,7 @@ fn a_deleted_service_has_no_metrics() {
     let servers = [(at([10, 96, 0, 1], 80), 1), (at([192, 0, 2, 1], 30_080), 1)];
     world.holds(&servers);
     let told = world.told();
-    // Both Services claim the address. The Service whose name sorts first owns the address.
+    // Both Services claim the address, which belongs to the one whose name sorts first.
     assert!(told.contains("service=\"older\"") && told.contains("service=\"web\""));
     for name in ["web", "older"] {
         world.apply(Event::ServiceDeleted(NamespacedName::new("default", name)));

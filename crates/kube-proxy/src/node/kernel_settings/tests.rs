@@ -33,7 +33,7 @@ impl Facts {
     }
 }
 
-/// Returns the rows of all settings.
+/// Returns the table row of each setting.
 fn rows() -> Vec<&'static SysctlRow> {
     let all = wanted(&options(&[]), Machine::this()).into_iter();
     all.map(|wanted| wanted.row).collect()

@@ -185,8 +185,9 @@ async fn the_api_lists_services_in_pages_and_individually() {
     }
 }
 
-/// Each turn handles a limited number of objects. The test prints the time of the longest turn
-/// (`CARGO_PROFILE_DEV_OPT_LEVEL=2 cargo test -p kube-proxy --lib api_request -- --nocapture`).
+/// Checks that each turn of the daemon's loop handles a limited number of objects. Prints the time
+/// of the longest turn (`CARGO_PROFILE_DEV_OPT_LEVEL=2 cargo test -p kube-proxy --lib api_request
+/// -- --nocapture`).
 ///
 /// On a busy machine with 2 cores, the longest of 710 requests takes 1.3 to 1.6 ms, and all 50,000
 /// Services take 0.7 s. The asserted limit is much higher, because the test also runs without
@@ -240,7 +241,7 @@ async fn services_with_many_endpoints_are_returned_in_small_batches() {
     );
 }
 
-/// The test prints the time of the longest reply. The asserted limit is much higher than the usual
+/// Prints the time of the longest reply, and asserts a limit that is much higher than the usual
 /// time.
 #[tokio::test]
 async fn address_lookups_do_not_block_the_main_loop() {

@@ -58,7 +58,7 @@ async fn http_pages_equal_the_pages_of_upstream() {
     assert!(head.starts_with("HTTP/1.1 302 Found\n"), "{head}");
     assert!(head.contains("Location: ui/\n"), "{head}");
     assert_eq!(body, "the page is at ui/\n");
-    // For another host name the page does not exist, so `/` is unknown, as in upstream.
+    // Under another host name, `/ui/` is not served, so `/` is unknown, as in upstream.
     let (head, _) = get(&server, "GET http://node1/").await;
     assert!(head.starts_with("HTTP/1.1 404 Not Found\n"), "{head}");
     let (head, body) = get(&server, "GET /debug").await;

@@ -61,7 +61,7 @@ fn fill(model: &mut Model) {
     }
 }
 
-/// Returns the output of `kube-proxy diff` in this mode.
+/// Returns the output of `kube-proxy diff` in the minimal mode.
 async fn diff(kernel: &Kernel) -> String {
     let (options, mut model) = (options(&[]), Model::new());
     fill(&mut model);
