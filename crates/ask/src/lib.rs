@@ -116,7 +116,7 @@ enum Failure {
     /// The daemon knows no object with the requested name.
     #[error("{0}")]
     NotFound(String),
-    /// The response cannot be read, or the request is invalid.
+    /// The response cannot be parsed, the daemon returned an error, or the request is invalid.
     #[error("{0}")]
     Unreadable(String),
 }
@@ -174,7 +174,7 @@ fn run_named(name: &str, arguments: &[OsString], program: &Program) -> u8 {
     }
 }
 
-/// Prints a text to standard output. Returns `code`, or an error's exit status if output was lost.
+/// Prints a text to standard output. Returns `code`, or [`EXIT_USAGE`] if it cannot be written.
 fn print(text: &str, code: u8) -> u8 {
     match view::print(text) {
         Ok(()) => code,
@@ -193,7 +193,7 @@ fn print_error(text: &str) {
 type Printed = Result<(String, u8), Failure>;
 
 impl Form {
-    /// Renders an object as JSON or YAML. Returns `None` for the output formats for people.
+    /// Renders an object as JSON or YAML. Returns `None` for the default and wide formats (tables).
     fn of(self, object: &impl Serialize) -> Result<Option<String>, Failure> {
         let failed = |error: &dyn std::fmt::Display| Failure::Unreadable(error.to_string());
         Ok(match self.output {

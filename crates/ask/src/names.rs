@@ -48,7 +48,7 @@ pub(super) fn qualified<'a>(
     Ok((of, name))
 }
 
-/// Checks the value of `-n`.
+/// Checks that the value of `-n` can be the name of a namespace.
 pub(super) fn check_namespace(namespace: &str) -> Result<(), Failure> {
     if is_name(namespace) {
         return Ok(());
@@ -57,7 +57,7 @@ pub(super) fn check_namespace(namespace: &str) -> Result<(), Failure> {
     Err(Failure::Unreadable(why))
 }
 
-/// Reports whether a text may be a name in Kubernetes. The API server is stricter.
+/// Returns true if all characters may occur in a Kubernetes name. The API server is stricter.
 fn is_name(text: &str) -> bool {
     let is_usual = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
     !text.is_empty() && text.bytes().all(is_usual)
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kind_in_front_of_a_service_name_is_removed() {
+    fn the_prefix_svc_of_a_service_name_is_removed() {
         for (text, name) in [
             ("svc/web", "web"),
             ("service/web:http", "web:http"),

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::Failure;
 use local_socket::SocketLocations;
 
-/// Wait for a response after which the command prints that it is still waiting.
+/// Time after which the command prints that it still waits for the daemon's response.
 const NOTICE_AFTER: Duration = Duration::from_secs(3);
 /// Maximum size of a response, in bytes. A page of 5,000 Services is a tenth of this size.
 const ANSWER_BYTES_MAX: u64 = 256 << 20;
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_daemon_causes_a_specific_error() {
+    fn a_missing_daemon_causes_the_error_no_daemon() {
         let nobody = SocketLocations::of(
             Path::new("/run/kube-proxy/test-nobody"),
             "kube-proxy-ipvs/nobody",

@@ -74,7 +74,7 @@ fn exit_status(status: &Status) -> u8 {
 }
 
 /// Prints the daemon's state, and again after each change, until standard output is closed. A
-/// daemon that does not respond is one of these states, because it may be restarting.
+/// missing response counts as a state, because the daemon may be restarting.
 fn watch(form: Form) -> Printed {
     let is_screen = form.is_table() && io::stdout().is_terminal();
     let mut last: Option<Result<Status, String>> = None;

@@ -134,7 +134,7 @@ pub(super) fn top(arguments: &Arguments) -> Printed {
     Ok((text, EXIT_WELL))
 }
 
-/// Parameters of a request to the daemon for a sample.
+/// Parameters of a request for the busiest Services and endpoints.
 #[derive(Debug, Clone, Copy)]
 struct SampleQuery {
     sort: Sort,

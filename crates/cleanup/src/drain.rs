@@ -93,7 +93,7 @@ impl Drain {
             key: server.key,
             flags: 0,
         });
-        // If the kernel does not delete a virtual server, the cleanup after the drain reports it.
+        // Ignores refusals: the cleanup after the drain reports virtual servers that still exist.
         servers::delete(&mut ipvs, &doomed.collect::<Vec<_>>())?;
         let needed = NeededAddresses::of(&self.servers);
         let mut released = NeededAddresses::of(&ended).named;

@@ -18,7 +18,7 @@ use ipvs_netlink::ServiceKey;
 pub(crate) struct Evidence {
     /// Service addresses on the links that modes create, as interface addresses or as local routes.
     pub(crate) bound: BTreeSet<IpAddr>,
-    /// Addresses on all other links of the node.
+    /// Addresses on the links of this node that no mode created.
     pub(crate) elsewhere: BTreeSet<IpAddr>,
     /// Members of the sets in which modes list the addresses that they have bound to their links.
     pub(crate) said_bound: BTreeSet<IpAddr>,

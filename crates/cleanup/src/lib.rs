@@ -96,8 +96,8 @@ pub fn survey(modes: &[&'static Footprint]) -> Cleanup {
 pub struct ServingMode {
     /// Footprint of the current mode. The cleanup keeps the entries that this footprint names.
     pub mode: &'static Footprint,
-    /// The iptables backend of the current mode, in which no rule refers to a leftover set, because
-    /// the mode has cleaned it up. `None` if the mode has no iptables rules. The cleanup then
+    /// The iptables backend that the current mode writes to and has already cleaned up, so no rule
+    /// there refers to a leftover set. `None` if the mode has no iptables rules. The cleanup then
     /// removes leftover rules from every backend.
     pub iptables: Option<Iptables>,
 }
@@ -200,7 +200,7 @@ pub fn disarm_ended(modes: Footprints, serving: &str) -> Cleanup {
     for family in IpFamily::ALL {
         tables::remove(&ended, family, Need::Over, Manner::Remove, &mut cleanup);
     }
-    // iptables rules cannot be changed without the iptables programs.
+    // Changing iptables rules needs the iptables programs.
     let installed = installed(&mut cleanup);
     rules::empty(&ended, &installed, &mut cleanup);
     cleanup
@@ -268,7 +268,7 @@ fn take_down(
     }
 }
 
-/// Leftovers in the kernel of one IP family, with the evidence of the modes that created them.
+/// Leftovers of one IP family in the kernel, with the evidence of the modes that created them.
 struct FamilyLeftovers {
     family: IpFamily,
     evidence: Evidence,

@@ -50,7 +50,8 @@ pub struct DrainingServer {
     /// Service addresses of the virtual server's connections. Empty if the addresses are unknown,
     /// because no set contains the virtual server's firewall mark.
     pub(crate) addresses: BTreeSet<IpAddr>,
-    /// Number of entries in the IPVS connection table, including connections that have just ended.
+    /// Number of the virtual server's entries in the IPVS connection table, including connections
+    /// that have just ended.
     pub connections: u64,
 }
 

@@ -133,7 +133,7 @@ fn filled(modes: &[&'static Footprint], saved: &str) -> BTreeMap<Table, BTreeSet
     chains
 }
 
-/// Returns an input for `iptables-restore` that empties these chains.
+/// Returns input for `iptables-restore` that empties these chains.
 fn emptying(chains: &BTreeMap<Table, BTreeSet<String>>) -> String {
     restore_text(|restore| {
         for (table, names) in chains {

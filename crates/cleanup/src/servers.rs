@@ -205,8 +205,8 @@ fn begin_drain(
     Ok(draining)
 }
 
-/// Returns the number of active and inactive connections to these destinations in the kernel's
-/// table. UDP flows and connections that have just ended count as inactive.
+/// Returns the number of active and inactive connections to these destinations in the IPVS
+/// connection table. UDP flows and connections that have just ended count as inactive.
 pub(crate) fn connections(destinations: &[DestinationEntry]) -> u64 {
     let of = |entry: &DestinationEntry| u64::from(entry.active) + u64::from(entry.inactive);
     destinations.iter().map(of).sum()

@@ -9,7 +9,7 @@ use ipset_netlink::{Error, Ipset, Reason};
 use crate::evidence::Evidence;
 use crate::report::{Cleanup, Manner, Need, many};
 
-/// Longest wait until the nft backend releases a set, after the cleanup deleted the last rule that
+/// Longest wait for iptables-nft to release a set after the cleanup has deleted the last rule that
 /// matches the set.
 const RELEASED_WITHIN: Duration = Duration::from_secs(2);
 

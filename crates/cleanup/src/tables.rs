@@ -198,7 +198,7 @@ mod tests {
         assert_eq!(entry(ports, &element(&[]), v4), None);
     }
 
-    /// Simulates an unreadable table: a thread without administrator rights queries the kernel.
+    /// Simulates an unreadable table: a thread without capabilities queries the kernel.
     #[test]
     fn an_unreadable_table_is_not_reported_as_absent() {
         const MODE: &Footprint = &Footprint {

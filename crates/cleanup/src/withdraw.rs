@@ -439,7 +439,7 @@ fn withdraw_rules(
     if iptables::exists(family).is_err() {
         return;
     }
-    // iptables rules cannot be changed without the iptables programs.
+    // Changing iptables rules needs the iptables programs.
     for iptables in crate::installed(cleanup) {
         // Reads directly from the kernel whether the IP family has iptables rules. If it has none,
         // no iptables program needs to run.
@@ -513,7 +513,7 @@ fn host(net: &str) -> Option<IpAddr> {
     matches!(len, "" | "32" | "128").then(|| ip.parse().ok())?
 }
 
-/// Returns an input for `iptables-restore` that deletes these rules.
+/// Returns input for `iptables-restore` that deletes these rules.
 fn deletion(rules: &[(Table, &str)]) -> String {
     restore_text(|restore| {
         for part in rules.chunk_by(|(one, _), (two, _)| one == two) {

@@ -29,7 +29,7 @@ pub const ALPHA_LOGGING: &str = "LoggingAlphaOptions";
 pub const BETA_LOGGING: &str = "LoggingBetaOptions";
 /// Gate for receiving the first list of objects as a watch stream (WatchList).
 pub const STREAMED_LISTS: &str = "WatchListClient";
-/// Gate that permits IPVS mode (KEP-5495). Only an explicit `false` has an effect in this program.
+/// Gate for IPVS mode (KEP-5495). Here, only `false` has an effect: it disables IPVS mode.
 pub const IPVS_MODE: &str = "KubeProxyIPVS";
 /// Gate for NodePorts at loopback addresses in nftables mode (KEP-6032). It is alpha and off in
 /// 1.37, and beta and on in 1.38.

@@ -119,7 +119,7 @@ fn nanoseconds(number: &str, unit: &str) -> Result<u64, &'static str> {
     Ok(nanoseconds)
 }
 
-/// Parses an IP address in the spellings that Kubernetes accepts.
+/// Parses an IP address as Kubernetes does: IPv4 octets may have leading zeros.
 pub fn ip(text: &str) -> Result<IpAddr, &'static str> {
     address::ip(text.trim()).ok_or("give an IPv4 or IPv6 address")
 }
@@ -364,7 +364,7 @@ mod tests {
         }
 
         #[test]
-        fn durations_in_seconds_keep_their_value(seconds in 0_u64..9_000_000_000) {
+        fn whole_seconds_are_parsed_exactly(seconds in 0_u64..9_000_000_000) {
             proptest::prop_assert_eq!(
                 duration(&format!("{seconds}s")),
                 Ok(Duration::from_secs(seconds))

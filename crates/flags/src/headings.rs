@@ -147,7 +147,8 @@ const SHORT: &[&str] = &[
 /// Maximum width of the help text in columns, even in a wider terminal.
 pub const HELP_COLUMNS: usize = 100;
 
-/// Returns the daemon's command line for clap, with the flags below the headings of `--help`.
+/// Returns clap's definition of the daemon's command line, with the flags below the headings of
+/// `--help`.
 pub fn command() -> Command {
     let command = Flags::command().max_term_width(HELP_COLUMNS);
     command.mut_args(|flag| {

@@ -177,7 +177,7 @@ sections! {
         pub split_stream: Option<bool>,
     }
 
-    /// An item of `logging.vmodule`: the verbosity of some source files.
+    /// An item of `logging.vmodule`: the verbosity of the source files that match a pattern.
     pub struct FileVerbosity {
         pub file_pattern: String,
         pub verbosity: u32,

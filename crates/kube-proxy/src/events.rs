@@ -101,8 +101,8 @@ impl Event {
         }
     }
 
-    /// Returns a normal event on the Node. Its uid is the Node's name, because `kubectl describe
-    /// node` looks for that uid.
+    /// Returns a normal event on the Node. The field `regarding.uid` is the Node's name, because
+    /// `kubectl describe node` searches for that uid.
     fn of_node(node: &str, reason: &'static str, note: String) -> Self {
         Self {
             is_warning: false,
@@ -189,8 +189,8 @@ impl Event {
         }
     }
 
-    /// Returns a warning on a Service that is larger than the limit. Every node sends the same
-    /// event.
+    /// Returns a warning on a Service with more addresses, ports or endpoints than the proxy
+    /// serves. Every node sends the same event.
     pub fn service_too_large(service: &NamespacedName, model: &Model, line: String) -> Self {
         let reason_and_action = ("ServiceTooLarge", "SyncProxyRules");
         Self {
@@ -235,8 +235,8 @@ impl Event {
         Self::service_warning(service, model, reason_and_action, note)
     }
 
-    /// Returns a warning on a Service. Its uid comes from the model, because `kubectl describe
-    /// service` looks for that uid.
+    /// Returns a warning on a Service. The field `regarding.uid` is the Service's uid from the
+    /// model, because `kubectl describe service` searches for that uid.
     fn service_warning(
         service: &NamespacedName,
         model: &Model,
@@ -264,7 +264,7 @@ impl Event {
         hasher.finish()
     }
 
-    /// Returns the event as an API object.
+    /// Returns the event as an object of the API group `events.k8s.io/v1`.
     fn object(&self, instance: &str, time: Timestamp) -> v1::Event {
         let suffix = if self.is_everywhere {
             i128::from(self.digest())
@@ -322,8 +322,8 @@ pub(crate) struct RecordedEvent {
     pub(crate) event: Event,
     time: Timestamp,
     since: Instant,
-    /// Sender whose drop wakes the caller that waits for this event. The task drops it after it has
-    /// sent the event, or after it has stopped trying. `None` if no caller waits.
+    /// Sender whose drop wakes the caller that waits for this event. The task drops the sender
+    /// after it has sent the event, or after it has stopped trying. `None` if no caller waits.
     _waiter: Option<oneshot::Sender<()>>,
 }
 

@@ -178,8 +178,8 @@ impl Family {
         self.mode.unavailable_options()
     }
 
-    /// Returns the node's addresses that serve NodePorts, without the addresses on the service
-    /// link. Returns `None` while the node's addresses are unknown.
+    /// Returns the node's own addresses that serve NodePorts, without service addresses. Returns
+    /// `None` while the node's addresses are unknown.
     pub(crate) fn node_port_addresses(&self) -> Option<impl Iterator<Item = IpAddr>> {
         let own = self.mode.node_addresses()?;
         let serving = self.mode.node_ports()?.addresses.iter();
@@ -497,8 +497,8 @@ impl Family {
     /// Returns the time at which this family has work again, if no event comes earlier.
     pub(crate) fn next_due(&self, now: Instant) -> Option<Instant> {
         if self.successor.is_some() {
-            // The successor waits for no time, but for a worker, which wakes the family when it
-            // finishes.
+            // Needs no timer: a worker wakes the family when it finishes, and the successor then
+            // takes over.
             return None;
         }
         let story = self.story.next_due(now).filter(|_| self.is_served);

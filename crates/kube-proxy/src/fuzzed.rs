@@ -12,7 +12,7 @@ use crate::{check, config, logging, metrics};
 
 use crate::config::command_line;
 
-/// Parses a configuration file and interprets it.
+/// Parses a configuration file, and converts it to the daemon's options.
 pub fn configuration(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     if let Ok(read) = config::parse(&text) {

@@ -23,7 +23,7 @@ const PATIENCE_IN_SYNC_PERIODS: u32 = 2;
 /// constant changes might never count as served.
 const ENDING_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Health of all families.
+/// Health of the proxy: the progress of each IP family, and the pulse of the daemon's loop.
 #[derive(Debug, Default)]
 pub struct Health {
     patience: Mutex<Duration>,

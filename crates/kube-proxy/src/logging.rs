@@ -35,7 +35,7 @@ use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 use klog::Klog;
 use settings::{LogFormat, Settings};
 
-/// Names of this workspace's crates, in the form in which log events contain them.
+/// Crates of this workspace that log, named as in the target of a log event.
 const OWN_CRATES: [&str; 17] = [
     "http_server",
     "inspect",

@@ -90,7 +90,7 @@ pub struct Metrics {
 type Seconds = Gauge<f64, AtomicU64>;
 
 impl Metrics {
-    /// Creates the metrics that every mode has, at their start values and without feature gates.
+    /// Creates the metrics that every mode has, at their start values, with default feature gates.
     pub fn new() -> Self {
         Self::of(None, &Gates::default(), None)
     }

@@ -114,7 +114,8 @@ async fn live(
         log_skipped_families(opened.left_out());
         settle(&mut settled, Step::Start)?;
         let servers = observed.serve(&options, flags, &recorder).await?;
-        // Subscribes before the first read, so that no change is missed.
+        // Subscribes to address changes before the first read of addresses, so that no change is
+        // missed.
         let addresses = AddressChanges::subscribe()
             .context("cannot subscribe to address changes (rtnetlink)")?;
         anyhow::Ok((opened, servers, addresses))

@@ -75,8 +75,8 @@ async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Waits for the event about the Node, which comes after all other events. Returns the events
-/// about objects of other kinds than Node.
+/// Records an event about the Node, and waits for it. Returns all earlier events, which are about
+/// other objects.
 async fn others(server: &Server, recorder: &Recorder) -> Vec<Value> {
     let is_nodes = |event: &Value| event["regarding"]["kind"] == "Node";
     recorder.record(Event::starting("node1", "ipvs"));

@@ -1,4 +1,4 @@
-//! Renders a sample and the user's view as lines of text. Does not read a clock or write to the
+//! Renders the screen of `kube-proxy top` as lines of text. Does not read a clock or write to the
 //! terminal.
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
@@ -55,7 +55,7 @@ pub(super) struct View {
     endpoints_from: usize,
 }
 
-/// One of the two lists on the screen.
+/// One of the two lists on the screen: Service ports or endpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum List {
     Ports,
@@ -345,8 +345,8 @@ fn for_names(rows: &[&[CounterRow]], columns: &[Column], width: usize) -> usize 
     wanted.min(width.saturating_sub(numbers))
 }
 
-/// Returns the number columns that fit on the screen, from left to right. The column of the sort
-/// order comes first in the choice.
+/// Returns the number columns that fit on the screen, from left to right. Prefers the column of the
+/// sort order.
 fn columns(width: usize, sort: Sort) -> Vec<Column> {
     let mut by_worth = Column::BY_WORTH;
     by_worth.sort_by_key(|column| !column.is_of(sort));

@@ -51,7 +51,7 @@ impl CheckResult {
         })
     }
 
-    /// Formats the result with at most `most` changes of each kind.
+    /// Formats the result as text, with at most `most` changes of each kind.
     fn lines(&self, most: usize) -> String {
         let mut text = String::new();
         if let Some(foreseen) = &self.foreseen {

@@ -69,7 +69,7 @@ pub(super) fn lines(findings: &[Finding]) -> String {
     text
 }
 
-/// Lists the first few items, and then the number of remaining items.
+/// Joins the first five items with commas, and adds the number of remaining items.
 pub(super) fn some(all: &[String]) -> String {
     const MOST: usize = 5;
     let mut told = all

@@ -67,8 +67,9 @@ impl Names {
         named.or_else(at)
     }
 
-    /// Looks up a name from an entry's text. The comment of a rule is the name itself. The name of
-    /// an nftables chain has more parts: `service-ULMVA6XW-default/web/tcp/http`.
+    /// Looks up a word of an entry's text as a name. In a rule's comment, the word is the name
+    /// itself. The name of an nftables chain has more parts:
+    /// `service-ULMVA6XW-default/web/tcp/http`.
     fn named(&self, word: &str) -> Option<&str> {
         let known = |name: &str| self.known.get(name).map(String::as_str);
         if let Some(found) = known(word) {
@@ -86,7 +87,7 @@ impl Names {
         })
     }
 
-    /// Looks up an address in a form such as `10.96.0.1:443/TCP`, `10.96.0.1,tcp:443` or
+    /// Looks up the Service of an address such as `10.96.0.1:443/TCP`, `10.96.0.1,tcp:443` or
     /// `10.96.0.1/32`.
     fn at(&self, word: &str) -> Option<&str> {
         let word = word.trim_end_matches(':');

@@ -31,7 +31,7 @@ impl Configz {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = body;
     }
 
-    /// Returns the body as JSON.
+    /// Returns the body of the page `/configz`, a JSON object.
     pub fn body(&self) -> String {
         self.0
             .lock()

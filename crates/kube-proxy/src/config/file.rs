@@ -201,10 +201,10 @@ fn blame(text: &str, error: &serde_saphyr::Error) -> (Option<u64>, String) {
     (line, said.unwrap_or(told))
 }
 
-/// Problems of fields that the YAML parser accepts.
+/// Problems of fields that the YAML parser does not report.
 #[derive(Default)]
 struct FieldProblems {
-    /// Paths of fields that the format does not have.
+    /// Paths of fields that a KubeProxyConfiguration does not have.
     unknown: Vec<String>,
     /// Paths of fields with a text in place of a number or a truth value, with advice. Upstream
     /// does not start with such a file.

@@ -121,7 +121,8 @@ pub fn keeps_prepared(options: &Options) -> Option<&Path> {
     options.process.prepared_configuration.as_deref()
 }
 
-/// Stores the configuration of this start, unless an init container has already stored it.
+/// Stores the configuration of this start in the file of `--prepared-config`, unless an init
+/// container has already done so.
 pub fn keep_prepared(options: &Options) {
     let Some(file) = keeps_prepared(options) else {
         return;

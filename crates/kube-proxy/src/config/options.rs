@@ -57,7 +57,7 @@ pub struct ParsedOptions {
     pub configuration: Configuration,
     /// Origin of the mode: `--proxy-mode`, a file, or `the default`.
     pub mode_from: String,
-    /// Messages about values that this program chose because the user gave none.
+    /// Messages about feature gates that have no effect, or that a future release removes.
     pub notes: Vec<String>,
     /// Warnings about the settings, one message each.
     pub warnings: Vec<String>,
@@ -77,7 +77,7 @@ impl ParsedOptions {
 }
 
 impl ParsedOptions {
-    /// Logs the notes and warnings, and at high verbosity the flags as typed.
+    /// Logs the notes and warnings. From verbosity 1 on, also logs the flags as typed.
     pub fn tell(&self, log: &logging::settings::Settings) {
         if log.verbosity >= 1 {
             for line in command_line::as_typed(env::args_os()) {

@@ -61,7 +61,7 @@ impl Question {
         }
     }
 
-    /// Returns the command whose subcommand is `word`, if any.
+    /// Returns the command with the subcommand name `word`, or `None` if no command has it.
     pub(crate) fn of(word: &str) -> Option<Self> {
         let mut words = Self::WORDS.iter();
         words
@@ -70,7 +70,7 @@ impl Question {
     }
 }
 
-/// Output format of a command (`-o`).
+/// Output format of `check`, `plan` and `diff` (`-o`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Output {
     /// Short output for people, which lists a limited number of changes of each kind.

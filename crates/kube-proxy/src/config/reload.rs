@@ -72,7 +72,7 @@ impl Configuration {
             .collect()
     }
 
-    /// Returns this configuration, except that the waiting fields keep their current values.
+    /// Returns this configuration, but with the values in use for the fields in `waiting`.
     pub(crate) fn keeping(self, waiting: &[Waiting]) -> Self {
         let mut tree = self.tree();
         for Waiting { path, used, .. } in waiting {

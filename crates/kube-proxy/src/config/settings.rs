@@ -220,7 +220,7 @@ impl Configuration {
             self.metrics_bind_address
                 .get_or_insert("[::1]:10249".to_owned());
         }
-        // In upstream's file, the minimum sync period of IPVS mode has no default.
+        // In upstream's file, the minimum sync period of IPVS mode has no default, so it is 0.
         self.ipvs.min_sync_period.get_or_insert_default();
         let mut file = Flags::defaults();
         self.give(&mut file, |_| false)?;
@@ -270,7 +270,7 @@ pub(super) fn is_within(field: &str, path: &str) -> bool {
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// Returns a configuration with all its fields, as JSON.
+/// Returns the default configuration with all its fields, as JSON.
 pub(super) fn every_field() -> Value {
     Configuration::of(&Flags::defaults()).tree()
 }

@@ -1034,9 +1034,9 @@ fn a_start_uses_the_configuration_that_was_prepared_for_the_pod() {
     }
 }
 
-/// The tables in docs/flags.md contain each flag and each field once. A flag and a field of the
-/// same setting are in the same row, at the same position of the row's two lists. The columns about
-/// effect and change match the program.
+/// Checks the tables in docs/flags.md. They contain each flag and each field once. A flag and a
+/// field of the same setting are in the same row, at the same position of the row's two lists. The
+/// columns about effect and change match the program.
 #[test]
 fn the_documentation_lists_each_flag_and_field() {
     use clap::CommandFactory as _;

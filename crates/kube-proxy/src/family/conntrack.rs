@@ -271,7 +271,7 @@ impl Cleaner {
         })
     }
 
-    /// Returns the Service of a flow if the flow is stale.
+    /// Returns the owner of a stale flow: a Service, or a frontend without one. `None`: not stale.
     fn find_stale(&self, flow: &Flow, node_ports: &NodePorts) -> Option<StaleOf<'_>> {
         let is_default_zone = [flow.zone, flow.original.zone, flow.reply.zone] == [0; 3];
         let (destination, answerer) = (flow.original.destination, flow.reply.source);

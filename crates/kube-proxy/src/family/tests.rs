@@ -302,7 +302,7 @@ async fn removals_blocked_by_an_unreadable_object_count_as_late() {
 }
 
 #[tokio::test]
-async fn a_health_check_port_opens_once_its_service_is_settled() {
+async fn a_health_check_port_opens_once_its_service_is_in_the_kernel() {
     let port = || {
         let any = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
         any.local_addr().unwrap().port()

@@ -213,7 +213,7 @@ impl inspect::Health for Status {
         updated.flatten().collect()
     }
 
-    /// Returns the conditions that are not fulfilled yet, one per line.
+    /// Returns the reasons why the daemon is not ready, one text each.
     fn awaiting(&self) -> Vec<String> {
         if let Some(hung) = self.health.hung_for(Instant::now()) {
             return vec![format!(

@@ -21,7 +21,7 @@ pub(crate) const HUNG_AFTER: Duration = Duration::from_secs(30);
 /// Maximum age of a reply of the main loop that further requests reuse.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// Pulse requests to the daemon's loop, and the loop's replies.
+/// Requests to the daemon's loop for a sign of life, and the times of its replies.
 #[derive(Debug, Default)]
 pub(crate) struct Pulse {
     state: Mutex<ProbeTimes>,

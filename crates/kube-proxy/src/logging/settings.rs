@@ -37,7 +37,7 @@ pub enum LogFormat {
 }
 
 impl Settings {
-    /// Returns the options of the log from the flags.
+    /// Converts flags to the options of the log.
     ///
     /// # Errors
     ///
@@ -76,7 +76,7 @@ fn log_format(flags: &Flags, gates: &Gates) -> Result<LogFormat, UnusableFlag> {
             &flags.log_text_split_stream.to_string(),
         ),
     ];
-    // Upstream has several spellings of zero: `0`, `0Ki`.
+    // Searches for a digit other than 0, because zero has several spellings, such as `0` and `0Ki`.
     let is_set = |value: &str| value == "true" || value.contains(|c| matches!(c, '1'..='9'));
     for (flag, value) in options {
         if is_set(value) && !gates.is_on(ALPHA_LOGGING) {

@@ -307,7 +307,7 @@ struct LeftOutLabels {
 /// the value from a count.
 type Value = (Option<&'static str>, fn(&Count) -> Option<u64>);
 
-/// A metric of Service ports and of endpoints.
+/// A metric that exists for Service ports and for endpoints.
 struct MetricRow {
     /// Metric name without its prefix `kubeproxy_service_` or `kubeproxy_service_endpoint_`.
     name: &'static str,

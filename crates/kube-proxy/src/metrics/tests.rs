@@ -153,7 +153,7 @@ fn busy() -> Metrics {
     busy_in(ProxyMode::Ipvs)
 }
 
-/// Returns the metrics of a mode.
+/// Creates the metrics of a mode, with default feature gates.
 fn of_mode(mode: ProxyMode) -> Metrics {
     Metrics::of(mode.definition().metrics(), &Gates::default(), None)
 }

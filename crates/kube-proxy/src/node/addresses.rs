@@ -49,7 +49,7 @@ struct QueuedNotices {
 }
 
 impl AddressChanges {
-    /// Subscribes to the address notifications. Needs a tokio runtime.
+    /// Subscribes to the kernel's address notifications. Needs a tokio runtime.
     pub(crate) fn subscribe() -> io::Result<Self> {
         let mut subscription = Subscription::new()?;
         let told = Arc::new(QueuedNotices {
@@ -70,7 +70,7 @@ impl AddressChanges {
         Ok(Self { told, task })
     }
 
-    /// Waits for notices, and returns all queued notices. Cancel safe.
+    /// Waits until notices are queued, and returns all of them. Cancel safe.
     ///
     /// # Errors
     ///
@@ -145,7 +145,7 @@ impl Subscription {
         Ok(subscription)
     }
 
-    /// Makes the kernel drop notifications about new addresses of the service link. The daemon
+    /// Makes the kernel drop notifications about new addresses of the link `kube-ipvs0`. The daemon
     /// itself adds these addresses: tens of thousands in a first sync.
     fn look_up_own_link(&mut self) {
         self.own_link = link_named(SERVICE_LINK);
@@ -184,7 +184,7 @@ impl Subscription {
             debug!("messages about addresses were lost, or cannot be read");
         }
         if is_unsure || (had_own_link && self.own_link.is_none()) {
-            // Looks up the service link again, because a new link may have replaced the known link.
+            // Looks up `kube-ipvs0` again, because a new link may have replaced the known one.
             self.look_up_own_link();
         }
         notices

@@ -34,8 +34,8 @@ const WINDOW: Duration = Duration::from_mins(1);
 /// Maximum number of stored findings. Further findings are counted, but neither stored nor
 /// reported.
 const KNOWN_MAX: usize = 1_000;
-/// Maximum number of stored findings of one namespace. So one tenant's findings cannot hide another
-/// tenant's findings.
+/// Maximum number of stored findings of one namespace, so that one tenant's findings cannot hide
+/// another tenant's.
 const KNOWN_OF_NAMESPACE: usize = 250;
 /// Maximum number of stored findings of one Service.
 const KNOWN_OF_ONE: usize = 20;
@@ -259,8 +259,8 @@ impl ExternalAddresses {
         self.known = known;
     }
 
-    /// Reports new findings up to the limit of the window. Findings about served addresses come
-    /// first.
+    /// Reports new findings, at most [`TOLD_MAX`] within a [`WINDOW`]. Findings about served
+    /// addresses come first.
     fn tell(&mut self, model: &Model, now: Instant) {
         if now.saturating_duration_since(self.window) >= WINDOW {
             (self.window, self.told) = (now, 0);
@@ -363,8 +363,8 @@ impl NearbyNetworks {
         near
     }
 
-    /// Returns the next hops and the networks, each with the reason for reporting a Service's
-    /// address in it. A next hop is a network of one address.
+    /// Returns the next hops and the networks, each with the reason why a Service's address in it
+    /// is reported. A next hop is a network of one address.
     fn places(&self) -> impl Iterator<Item = (IpNet, ContestReason)> {
         let hops = self.next_hops.iter();
         let hops = hops.map(|hop| (IpNet::from(*hop), ContestReason::NextHop));
@@ -405,7 +405,7 @@ fn near<'a>(
     })
 }
 
-/// Returns each field of a Service that names `address`.
+/// Returns the fields of a Service (external IPs, load-balancer addresses) that contain `address`.
 fn fields_of(service: &Service, address: IpAddr) -> impl Iterator<Item = AddressField> {
     let fields = [
         (AddressField::ExternalIps, &service.external_ips),

@@ -30,11 +30,10 @@ use crate::config::options::Options;
 /// Root directory of `/proc/sys`, which contains the settings' files.
 const ROOT: &str = "/";
 
-/// Values that settings had before this process wrote them. The process restores these values
-/// later.
+/// Values that settings had before this process wrote them, so that it can restore them.
 static ORIGINS: Mutex<Origins> = Mutex::new(Origins::new());
 
-/// Step of this process that needs kernel settings.
+/// Occasion on which this process writes kernel settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Preparation of the node (`--init-only`). A daemon that starts later may lack the permission

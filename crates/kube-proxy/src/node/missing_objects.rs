@@ -19,7 +19,7 @@ use source::kind_name;
 use tracing::{info, warn};
 
 /// Smallest number of missing objects that may cause a warning. Their share of the known objects
-/// must also be a tenth ([`NOTEWORTHY_PART`]).
+/// must also be at least a tenth ([`NOTEWORTHY_PART`]).
 const NOTEWORTHY_COUNT: usize = 3;
 /// Divisor for the share of missing objects that causes a warning: a tenth of the known objects.
 const NOTEWORTHY_PART: usize = 10;

@@ -35,9 +35,9 @@ pub fn start() {
     }
 }
 
-/// Size in bytes from which the allocator maps an allocation separately. If at least this much
-/// memory is free at the end of the heap, the allocator returns this memory to the system, too. No
-/// single allocation for 10,000 Services is larger.
+/// Size in bytes from which the allocator maps an allocation separately. Free memory of this size
+/// at the end of the heap returns to the system at once. No single allocation for 10,000 Services
+/// is larger.
 #[cfg(target_env = "gnu")]
 const LARGE_BYTES: libc::c_int = 8 * 1024 * 1024;
 

@@ -41,8 +41,8 @@ mod tests {
 
     const PANICS: &str = "KUBE_PROXY_TEST_PANICS";
 
-    /// The panic happens on a second thread of a child process. Without the handler, the child's
-    /// main thread would continue after this panic.
+    /// Panics on a worker thread of a child process. Without the handler, the child's main thread
+    /// would continue after this panic.
     #[test]
     fn a_panic_on_a_kernel_thread_terminates_the_process() {
         if var_os(PANICS).is_some() {

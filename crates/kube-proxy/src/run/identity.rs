@@ -12,8 +12,9 @@ use tracing::info;
 use crate::config::options::Options;
 use crate::process::version;
 
-/// Logs the first line. `from` is the source, or `None` if it could not be opened. `uses` are the
-/// mode's kernel features, or `None` if the kernel could not be opened.
+/// Logs the first line of the log, and then the messages about flags. `from` is the source, or
+/// `None` if it could not be opened. `uses` are the mode's kernel features, or `None` if the kernel
+/// could not be opened.
 pub(super) fn tell(options: &Options, from: Option<&str>, uses: Option<&Uses>) {
     info!("{}", line(options, from, uses));
     options.said.tell(&options.log);

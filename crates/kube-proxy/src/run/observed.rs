@@ -30,7 +30,7 @@ pub(super) struct Observed {
     pub(super) health: Arc<Health>,
     pub(super) status: Arc<Status>,
     pub(super) configz: Configz,
-    /// Counters of the current mode, read by a separate thread.
+    /// Readers of the current mode's counters, one for each kind of caller.
     pub(super) counters: SeparateReaders,
     pub(super) inspect: Arc<Inspect>,
     /// Queue of requests from the servers to the loop.

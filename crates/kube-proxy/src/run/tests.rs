@@ -84,7 +84,7 @@ async fn a_panicked_worker_thread_stops_the_daemon() {
 }
 
 /// A short write may end in the same turn of the daemon's loop in which it began. The metric and
-/// the log line must include the time of this write, too.
+/// the log line must include the time of this write.
 #[tokio::test]
 async fn the_sync_duration_covers_writes_within_one_turn() {
     let (mode, script) = Scripted::mode(IpFamily::V4);

@@ -103,7 +103,8 @@ impl Respond for Pages {
 }
 
 impl Pages {
-    /// Creates the pages. `flags` are the flags of this process's command line, with their values.
+    /// Creates the pages of the metrics server. `flags` are the flags of this process's command
+    /// line, with their values.
     pub(crate) fn new(
         metrics: Metrics,
         configz: Configz,

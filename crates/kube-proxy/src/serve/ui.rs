@@ -79,7 +79,7 @@ pub fn respond(head: &Parts) -> Option<Answer> {
     Some(sent(file, head))
 }
 
-/// Redirects to the page. The address is relative, which keeps the prefix of a reverse proxy.
+/// Redirects to the page at a relative address, which keeps the prefix of a reverse proxy.
 pub(super) fn redirect(to: &'static str) -> Answer {
     let mut moved = text(StatusCode::FOUND, format!("the page is at {to}\n"));
     let location = HeaderValue::from_static(to);

@@ -27,7 +27,7 @@ const GROUP: &str = "config.k8s.io";
 /// API versions of the objects `Flagz` and `Statusz`, newest first. The older version is
 /// deprecated.
 const VERSIONS: [&str; 2] = ["v1beta1", "v1alpha1"];
-/// Other pages of this server, listed on `/statusz`.
+/// Pages of the metrics server that `/statusz` lists.
 const PAGES: [&str; 5] = ["/configz", "/flagz", "/healthz", "/metrics", "/proxyMode"];
 
 /// Content of the pages `/flagz` and `/statusz`.

@@ -17,7 +17,7 @@ pub(super) fn api_server(guarded: &[String]) -> Option<Finding> {
     (!guarded.is_empty()).then(|| Finding::ok("api server", message))
 }
 
-/// Returns findings about conflicting addresses. `own` are the node's addresses with their links,
+/// Returns findings about conflicting addresses. `own` has the node's addresses with their links,
 /// except the addresses on the link of IPVS mode.
 pub(super) fn judge(
     model: &Model,

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use proxy::Protocol;
 
-/// A socket that accepts packets or connections.
+/// A listening TCP socket, or an unconnected UDP socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Listener {
     pub(super) at: SocketAddr,

@@ -66,7 +66,7 @@ pub(super) fn judge(chosen: Option<&Result<Backend, String>>, traces: &Traces) -
     findings
 }
 
-/// Reports objects of nft that affect this mode's iptables tables: base chains that have the name
+/// Reports nftables objects that affect this mode's iptables tables: base chains that have the name
 /// of an iptables chain, dormant tables, and rules that iptables cannot list.
 pub(super) fn beside_nft(iptables: &Iptables) -> Vec<Finding> {
     let mut findings = Vec::new();

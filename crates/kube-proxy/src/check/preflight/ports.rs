@@ -25,7 +25,7 @@ pub(super) struct Server {
     pub(super) unbindable: Option<String>,
 }
 
-/// Returns the reason why this node cannot bind an address. Binds a free port for a moment.
+/// Binds a free port at an address for a moment. Returns the error, or `None` if that is possible.
 pub(super) fn unbindable(address: IpAddr) -> Option<String> {
     // Skips 0.0.0.0 and ::, because they do not depend on the addresses of the node.
     let is_any = address.is_unspecified();

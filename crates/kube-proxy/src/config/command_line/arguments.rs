@@ -65,7 +65,7 @@ pub(super) struct LeadingArguments {
     pub(super) answer: AnswerOptions,
 }
 
-/// An option of a command's output.
+/// An output option of `check`, `plan` and `diff`: `-o` or `--timeout`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AnswerOption {
     Output,

@@ -391,7 +391,7 @@ fn an_empty_proxy_mode_means_iptables_mode_with_a_warning() {
     }
 }
 
-/// A cleanup covers all modes, so the command line needs no `--proxy-mode`.
+/// Checks `--cleanup`, which covers all modes, and so needs no `--proxy-mode`.
 #[test]
 fn a_cleanup_does_not_warn_about_a_missing_proxy_mode() {
     let Ok(Command::Cleanup(options)) = parse(["kube-proxy", "--cleanup"]) else {
@@ -448,7 +448,7 @@ fn feature_gates_of_later_releases_do_not_stop_the_start() {
     assert_eq!(other.said.warnings_beside_mode(), Vec::<String>::new());
 }
 
-/// Each row has a flag in several spellings, and the expected option.
+/// Tests a table of flags. Each row has one flag in several spellings, and the expected option.
 #[test]
 fn each_flag_sets_its_option() {
     type Check = fn(&Options) -> bool;
@@ -811,7 +811,7 @@ fn each_flag_sets_its_option() {
     }
 }
 
-/// Errors name the invalid value and the allowed values.
+/// Checks that each error names the invalid value and the allowed values.
 #[test]
 fn errors_name_the_flag_the_value_and_the_allowed_values() {
     for (line, parts) in [

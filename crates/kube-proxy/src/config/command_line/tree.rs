@@ -14,7 +14,7 @@ pub(super) const PROGRAM: &str = "kube-proxy";
 pub(super) const COMPLETION: &str = "completion";
 /// Name of the subcommand that prints the version.
 pub(super) const VERSION: &str = "version";
-/// Name of the argument of `completion`.
+/// Name of the argument of `completion` that selects the shell.
 const SHELL: &str = "shell";
 
 /// Shells with a completion script, by name.
@@ -61,7 +61,7 @@ pub(super) fn command_named(word: &str) -> Option<String> {
     Some(format!("{PROGRAM} {word}"))
 }
 
-/// Returns the completion script that the subcommand `completion` requests in `matches`.
+/// Returns the completion script for the shell in `matches`, the arguments of `completion`.
 pub(super) fn completion(matches: &clap::ArgMatches) -> String {
     let name = matches.get_one::<String>(SHELL).map(String::as_str);
     let mut shells = SHELLS.iter();

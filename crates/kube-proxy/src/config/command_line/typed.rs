@@ -37,7 +37,7 @@ pub fn values<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>) -> Vec<
     flags
 }
 
-/// Formats the value of a flag as Go does.
+/// Formats a flag's value as Go prints it, such as `24h0m0s` for `24h`.
 fn value(flag: &Arg, typed: &ArgMatches) -> String {
     let id = flag.get_id().as_str();
     if matches!(id, "help" | "version") {

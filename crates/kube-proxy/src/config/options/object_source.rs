@@ -8,18 +8,18 @@ use flags::gates::{Gates, STREAMED_LISTS};
 use flags::unusable_flag::UnusableFlag;
 use flags::{Flags, PROTOBUF};
 
-/// Need for this node's Node object before a start.
+/// Need of this process for its node's Node object, at the start and for `/healthz`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OwnNode {
-    /// This node's Node object must exist before the start.
+    /// A start waits for the Node object for a limited time, and `/healthz` fails without it.
     Needed,
-    /// This node's Node object may be missing.
+    /// The Node object may be missing.
     Optional,
 }
 
 impl OwnNode {
-    /// Returns the need for a Node object. A directory of manifests does not have to contain a
-    /// Node.
+    /// Returns `Needed` for an API server, and `Optional` for a directory of manifests, which does
+    /// not have to contain a Node.
     pub(crate) fn of(source: &Settings) -> Self {
         match source {
             Settings::Manifests(_) => Self::Optional,
@@ -33,7 +33,7 @@ impl OwnNode {
 pub(crate) enum SideKinds {
     /// The mode needs no optional objects.
     Nothing,
-    /// The mode needs ServiceCIDRs. A start waits for their list.
+    /// The mode needs ServiceCIDRs. A start waits for their list, for a limited time.
     ServiceCidrs,
 }
 

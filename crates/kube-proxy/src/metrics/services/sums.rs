@@ -56,7 +56,7 @@ impl Sum {
         self.past != Count::default()
     }
 
-    /// Returns the sum. Returns `None` if the last read had no count.
+    /// Returns the sum, or `None` if the last read had no count for it.
     pub(crate) fn told(&self) -> Option<Count> {
         self.is_told.then(|| self.count())
     }

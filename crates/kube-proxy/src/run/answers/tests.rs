@@ -109,7 +109,7 @@ async fn the_status_api_reports_the_state_of_the_main_loop() {
     assert_eq!(status["errors"], serde_json::json!([]));
 }
 
-/// Returns the first family of a status.
+/// Requests the status, and returns its first IP family.
 async fn first_family(daemon: &mut Daemon, inspect: &Arc<Inspect>) -> Value {
     let asked = serve(daemon, get(inspect, "/api/v1/status"));
     let ((_, mut status), ..) = asked.await;
