@@ -80,9 +80,9 @@ impl Leftovers {
     }
 }
 
-/// Reports whether `found` has evidence that the mode ran on this node: a virtual server, the
-/// mode's link or one of its nftables tables. An iptables chain is no evidence, because several
-/// modes share the iptables chains.
+/// Reports whether the entries in `found` are evidence that a mode ran on this node: a virtual
+/// server, the mode's link or one of its nftables tables. An iptables chain is no evidence, because
+/// several modes share the iptables chains.
 fn is_of(mode: &Footprint, found: &[String]) -> bool {
     let names = mode.link.map(|link| link.name).into_iter();
     let names: Vec<_> = names.chain(mode.nft_tables.iter().copied()).collect();

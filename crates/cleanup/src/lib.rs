@@ -137,8 +137,8 @@ fn beside(modes: Footprints, serving: &ServingMode, excluded: &[IpNet], manner: 
     if manner != Manner::Count {
         let given = give_way(&others);
         if let Err((family, error)) = given {
-            // The table that cannot be emptied would send packets to virtual servers that the
-            // cleanup deletes. So the cleanup must stop here.
+            // An nftables table that cannot be emptied would send packets to virtual servers that
+            // the cleanup deletes. So the cleanup must stop here.
             let what =
                 "the table of a mode that goes cannot be emptied, and all of these modes stays";
             cleanup.leave(family, &what, &error);
@@ -273,7 +273,8 @@ struct FamilyLeftovers {
     family: IpFamily,
     evidence: Evidence,
     links: Links,
-    /// Sets of the family, or `None` if the kernel has no ipset or the sets cannot be read.
+    /// Existing sets of the IP family, or `None` if the kernel has no ipset or the sets cannot be
+    /// read.
     sets: Option<Sets>,
     need: Need,
 }

@@ -299,7 +299,7 @@ fn cleanup_keeps_a_kube_ipvs0_that_is_no_dummy_link_and_removes_its_service_addr
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn cleanup_removes_only_the_nftables_tables_of_kube_proxy() {
     on_a_node(|| {
-        // Skips this part if the kernel lacks nftables for the family `ip`.
+        // Skips the nftables part if the kernel lacks nftables for the family `ip`.
         let has_nft = sh("nft add table ip kube-proxy 2>/dev/null && echo yes || true") == "yes\n";
         if has_nft {
             sh(

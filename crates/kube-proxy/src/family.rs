@@ -57,7 +57,7 @@ pub(crate) struct Family {
     changes: Changes,
     pieces: Pieces,
     late: Delays,
-    /// Time at which the mode received the first full set of objects. `None`: not yet.
+    /// Time at which the mode received the first full set of objects, or `None` before that.
     started: Option<Instant>,
     /// Sync in progress, or `None` between syncs.
     round: Option<Round>,
@@ -116,7 +116,7 @@ struct Triggers {
 }
 
 impl Family {
-    /// Creates a family whose mode has not received any objects yet.
+    /// Creates an IP family whose mode has not received any objects yet.
     ///
     /// # Errors
     ///
@@ -168,7 +168,7 @@ impl Family {
         self.mode.family()
     }
 
-    /// Returns the node's addresses of this family, if they are known.
+    /// Returns the node's addresses of this IP family, or `None` while they are unknown.
     pub(crate) fn node_addresses(&self) -> Option<&BTreeSet<IpAddr>> {
         self.mode.node_addresses()
     }
@@ -197,12 +197,12 @@ impl Family {
         self.mode.is_idle()
     }
 
-    /// Reports whether the mode can receive changes now.
+    /// Reports whether the family's mode can receive changes now.
     pub(crate) fn is_ready(&self) -> bool {
         self.mode.is_ready()
     }
 
-    /// Reports whether changes are queued and the mode can receive them now.
+    /// Reports whether changes are queued and the family's mode can receive them now.
     pub(crate) fn is_about_to_take_in(&self) -> bool {
         !self.changes.is_empty() && self.is_ready()
     }
@@ -213,7 +213,7 @@ impl Family {
         self.successor = Some(mode);
     }
 
-    /// Applies changed options to the running mode.
+    /// Applies changed options to this family's health-check node ports.
     pub(crate) fn follow(&mut self, options: &Options) {
         self.health_checks
             .select(&options.modes.shared.node_port_addresses);
@@ -237,7 +237,7 @@ impl Family {
         self.changes.extend(changes);
     }
 
-    /// Starts a comparison of the kernel with the desired state.
+    /// Requests a comparison of the kernel with the desired state, even if nothing has changed.
     pub(crate) fn check(&mut self, now: Instant) {
         self.is_asked = true;
         if self.successor.is_none() {
@@ -245,7 +245,7 @@ impl Family {
         }
     }
 
-    /// Passes a kernel notification to the mode and to its successor.
+    /// Passes a kernel notification to the family's mode and to the mode's successor, if any.
     pub(crate) fn notice(&mut self, notice: &proxy::Notice, now: Instant) {
         self.mode.notice(notice, now);
         if let Some(successor) = &mut self.successor {
@@ -253,7 +253,7 @@ impl Family {
         }
     }
 
-    /// Passes all or some queued changes to the mode if the mode is ready. The first call passes
+    /// Passes all or some queued changes to the family's mode if it is ready. The first call passes
     /// every object of the model.
     pub(crate) fn take_in(&mut self, model: &Model, now: Instant) {
         let is_due = self.started.is_none() || !self.changes.is_empty();
@@ -302,7 +302,7 @@ impl Family {
         }
     }
 
-    /// Replaces the mode with its successor, which receives every object of the model.
+    /// Replaces the mode with its successor, and passes every object of the model to the new mode.
     fn succeed(&mut self, model: &Model, now: Instant) {
         if let Some(successor) = self.successor.take() {
             self.mode = successor;
@@ -352,7 +352,7 @@ impl Family {
         }
         for service in &report.settled {
             let heard = self.heard.take(service);
-            // Skips Services that needed no write in this family. Both families receive every
+            // Skips Services that needed no write in this IP family. Both families receive every
             // Service. Without a write, a Service shows nothing about the kernel's speed.
             if let Some(since) = heard.filter(|_| report.written_for.contains(service)) {
                 let took = now.saturating_duration_since(since);
@@ -378,7 +378,7 @@ impl Family {
             .await;
     }
 
-    /// Records delays that the mode cannot observe: changes that no family has received, and
+    /// Records delays that the mode cannot observe: changes that no IP family has received, and
     /// removals that the daemon holds back. `changed` is the number of Services whose changes no
     /// family has received, with the arrival time of the oldest change.
     pub(crate) fn note_late(
@@ -391,7 +391,7 @@ impl Family {
         self.late.look(model, || self.mode.standing(), now);
     }
 
-    /// Returns the family's progress. Includes changes that the mode has not received yet.
+    /// Returns the family's progress, including changes that its mode has not received yet.
     fn standing(&self) -> Standing {
         self.late.added_to(self.mode.standing(), &self.changes)
     }
@@ -466,7 +466,7 @@ impl Family {
         }
     }
 
-    /// Returns the family's progress and findings, with at most `most` entries of each kind.
+    /// Returns the family's progress and problems for the status, at most `most` of each kind.
     pub(crate) fn told(&self, most: usize, now: Instant) -> FamilyFacts {
         FamilyFacts {
             family: self.family(),
@@ -479,7 +479,8 @@ impl Family {
         }
     }
 
-    /// Returns the family's data for displaying Services, with at most `most` failures.
+    /// Returns the data of this IP family that the display of Services needs, with at most `most`
+    /// failures.
     pub(crate) fn ground(&self, node: NodeFacts, most: usize, now: Instant) -> GroundOfFamily {
         let seen = self.reporter.seen(most, now);
         let failures = seen.failures.into_iter();

@@ -1,4 +1,4 @@
-//! Health of the proxy: each family's progress in writing the known objects to the kernel.
+//! Health of the proxy: each IP family's progress in writing the known objects to the kernel.
 //!
 //! The daemon's loop records the progress, and the HTTP servers read it. Callers pass the current
 //! time.
@@ -15,7 +15,7 @@ use proxy::{IpFamily, Standing};
 
 use crate::health::pulse::Pulse;
 
-/// Number of sync periods without progress after which a family is unhealthy, as in upstream.
+/// Number of sync periods without progress after which an IP family is unhealthy, as in upstream.
 const PATIENCE_IN_SYNC_PERIODS: u32 = 2;
 
 /// Longest time that a started family waits for its mode's other work, such as the removal of an
@@ -33,7 +33,7 @@ pub struct Health {
     pulse: Pulse,
 }
 
-/// Progress of one family in writing its entries to the kernel.
+/// Progress of one IP family in writing its entries to the kernel.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Progress {
     /// Start of the current period without success: entries are pending, and the kernel accepts
@@ -56,13 +56,13 @@ impl Health {
         health
     }
 
-    /// Changes the sync period. A family is unhealthy after two sync periods without progress.
+    /// Changes the sync period. An IP family is unhealthy after two sync periods without progress.
     pub fn set_sync_period(&self, sync_period: Duration) {
         *self.patience() = sync_period.saturating_mul(PATIENCE_IN_SYNC_PERIODS);
     }
 
-    /// Records a family's progress. `started` is the time at which the family received the first
-    /// full set of objects, or `None` before that time.
+    /// Records an IP family's progress. `started` is the time at which the family received the
+    /// first full set of objects, or `None` before that time.
     ///
     /// Returns true once the kernel has contained this full set. One refused object does not make
     /// the node unhealthy.
@@ -92,12 +92,12 @@ impl Health {
         progress.updated.is_some()
     }
 
-    /// Returns the progress of each family that has started.
+    /// Returns the progress of each IP family that has started.
     pub fn progress(&self) -> BTreeMap<IpFamily, Progress> {
         self.lock().clone()
     }
 
-    /// Reports whether a family with this progress is healthy: not stuck for two sync periods.
+    /// Reports whether an IP family with this progress is healthy: not stuck for two sync periods.
     pub fn keeps_up(&self, progress: &Progress, now: Instant) -> bool {
         let patience = *self.patience();
         progress
@@ -105,7 +105,7 @@ impl Health {
             .is_none_or(|since| now.saturating_duration_since(since) < patience)
     }
 
-    /// Reports whether every family is healthy and the daemon's loop is alive.
+    /// Reports whether every IP family is healthy and the daemon's loop is alive.
     pub fn is_healthy(&self, now: Instant) -> bool {
         let families = self.progress();
         let mut families = families.values();

@@ -99,7 +99,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Function that logs the messages about the flags.
+/// Function that logs the messages about the flags: `live` or `run::run`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FlagLog {
     /// The function `live` logs the messages about the flags, before it runs the command.

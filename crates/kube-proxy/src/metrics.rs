@@ -282,7 +282,7 @@ impl Metrics {
     }
 
     /// Sets the number of pending changes. The changes request a sync, so this function also
-    /// records the time of the request for the affected families.
+    /// records the time of the request for the IP families that they affect.
     pub(crate) fn queued(&self, changes: &Changes, families: impl Iterator<Item = IpFamily>) {
         set(&self.service_changes_pending, changes.service_changes);
         set(&self.endpoint_changes_pending, changes.slice_changes);
@@ -369,13 +369,13 @@ impl Metrics {
         }
     }
 
-    /// Sets the metrics of a family's progress, such as the number of pending entries.
+    /// Sets the metrics of an IP family's progress, such as the number of pending entries.
     pub(crate) fn stands(&self, family: IpFamily, standing: &Standing) {
         self.standings.set(family, standing);
     }
 
-    /// Sets the metric for the variant of a family's entries, such as the layout of its nftables
-    /// table.
+    /// Sets the metric for the variant of an IP family's entries, such as the layout of its
+    /// nftables table.
     pub(crate) fn form(&self, family: IpFamily, form: Option<&'static str>) {
         if let (Some(of_mode), Some(form)) = (&self.of_mode, form) {
             of_mode.form(family, form);
@@ -417,13 +417,14 @@ impl Metrics {
         }
     }
 
-    /// Records that the kernel has every change that a family received before the time `before`.
+    /// Records that the kernel has every change that an IP family received before the time
+    /// `before`.
     pub(crate) fn complete(&self, family: IpFamily, before: SystemTime) {
         let gauge = self.last_synced.get_or_create(&of(family));
         gauge.set(seconds(before).max(gauge.get()));
     }
 
-    /// Records that the kernel has the changes with these trigger times.
+    /// Records the network programming latency of changes, by their trigger times.
     pub(crate) fn programmed(&self, family: IpFamily, triggers: impl Iterator<Item = SystemTime>) {
         let now = SystemTime::now();
         for trigger in triggers {

@@ -162,7 +162,7 @@ fn all_alpha_and_all_beta_do_not_affect_gates_set_by_name() {
     assert!(of("AllAlpha=true", LOCALHOST_NODE_PORTS));
     // `AllAlpha` and `AllBeta` do not turn off IPVS mode, because its gate is deprecated.
     assert!(of("AllAlpha=false,AllBeta=false", IPVS_MODE));
-    // A locked gate keeps its default, even if the command line sets a different value.
+    // A locked gate keeps its default, even if the user sets a different value.
     assert!(of(
         "PreferSameTrafficDistribution=false",
         "PreferSameTrafficDistribution"

@@ -1,4 +1,4 @@
-//! Counts the changes of a start by family and kind.
+//! Counts the changes of a start by IP family and kind of entry.
 
 use std::fmt::Write as _;
 
@@ -7,12 +7,12 @@ use modes::preview::Change;
 /// Number of changes of each kind that the output without `-o wide` lists by name.
 pub(super) const LISTED_PER_KIND: usize = 20;
 
-/// Numbers of changes that the output has listed so far, by family and kind.
+/// Numbers of changes that the output has listed so far, by IP family and kind of entry.
 #[derive(Debug, Default)]
 pub(super) struct Listed<'a>(Vec<((&'a str, &'static str), usize)>);
 
 impl<'a> Listed<'a> {
-    /// Counts a change. Returns the number of changes so far with the same family and kind.
+    /// Counts a change. Returns the number of changes so far with the same IP family and kind.
     pub(super) fn count(&mut self, change: &'a Change) -> usize {
         let key = (change.of.as_str(), change.kind);
         let of_key = self.0.iter_mut().find(|(known, _)| *known == key);
@@ -25,7 +25,7 @@ impl<'a> Listed<'a> {
     }
 }
 
-/// Renders a table with the numbers of added, changed and removed entries, by family and kind.
+/// Renders a table with the numbers of added, changed and removed entries, by IP family and kind.
 pub(super) fn table(changes: &[Change]) -> String {
     let mut counts: Vec<((&str, &str), [usize; 3])> = Vec::new();
     for change in changes {

@@ -26,8 +26,8 @@ struct Difference<'a> {
     /// True if all objects could be read. Otherwise some differences may be missing.
     whole: bool,
     warnings: &'a [String],
-    /// Variant of each family's entries, such as `IPv4: layout flat`. Empty in a mode with only one
-    /// variant.
+    /// Variant of each IP family's entries, such as `IPv4: layout flat`. Empty in a mode with only
+    /// one variant.
     #[serde(skip_serializing_if = "<[String]>::is_empty")]
     forms: &'a [String],
     entries: Vec<Entry<'a>>,
@@ -67,7 +67,7 @@ pub(super) fn render(foreseen: &StartForecast, output: Output, colour: Colour) -
     })
 }
 
-/// Sorts changes by family and kind, and then by Service. Families and kinds keep their order of
+/// Sorts changes by IP family and kind, and then by Service. Families and kinds keep their order of
 /// first appearance.
 fn sorted(changes: &[Change]) -> impl Iterator<Item = &Change> {
     let mut kinds: Vec<(&str, &str)> = Vec::new();

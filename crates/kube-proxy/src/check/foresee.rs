@@ -31,14 +31,15 @@ pub(super) struct StartForecast {
     /// True if all objects could be read. Otherwise the forecast may lack some removals.
     pub(super) whole: bool,
     pub(super) warnings: Vec<String>,
-    /// Number of writes, by `node`, `IPv4` and `IPv6`. All rules of a family count as one write.
+    /// Number of writes, by `node`, `IPv4` and `IPv6`. All rules of an IP family count as one
+    /// write.
     pub(super) writes: BTreeMap<String, usize>,
     /// Changes that the start would make, in their order.
     pub(super) changes: Vec<Change>,
     /// Numbers of entries that already have their desired state. A start keeps these entries.
     pub(super) kept: Vec<CurrentEntryCount>,
-    /// Variant of each family's entries, such as `IPv4: layout flat`. Empty in a mode with only one
-    /// variant.
+    /// Variant of each IP family's entries, such as `IPv4: layout flat`. Empty in a mode with only
+    /// one variant.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) forms: Vec<String>,
     /// Addresses of the API server, which no Service may use, each with its origin.

@@ -54,18 +54,18 @@ const FLOWS_PER_CALL: usize = 4_096;
 /// Deleting so many flows takes the kernel about as long as listing the table.
 const FLOWS_PER_PASS: usize = 65_536;
 
-/// Handle to the worker that deletes the stale flows of one family.
+/// Handle to the worker that deletes the stale UDP flows of one IP family.
 #[derive(Debug)]
 pub(crate) struct StaleFlows {
     family: IpFamily,
     worker: Worker<Cleaner>,
-    /// Services whose UDP ports the worker already knows.
+    /// Services whose UDP ports the conntrack worker already knows.
     known: HashSet<NamespacedName>,
-    /// Changed Services. The worker receives a Service once the kernel has the Service's entries.
+    /// Changed Services. The conntrack worker receives a Service once the kernel has its entries.
     waiting: HashMap<NamespacedName, UdpService>,
-    /// Number of calls that the worker has not started yet.
+    /// Number of calls that the conntrack worker has not started yet.
     queued: Arc<AtomicUsize>,
-    /// True if the worker must compare the flows again, after a change or a failure.
+    /// True if the conntrack worker must compare all flows again, after a change or a failure.
     is_due: Arc<AtomicBool>,
 }
 
@@ -73,7 +73,7 @@ pub(crate) struct StaleFlows {
 type Update = (NamespacedName, UdpService);
 
 impl StaleFlows {
-    /// Starts the worker. The worker opens its conntrack socket before the first comparison.
+    /// Starts the conntrack worker, which opens its netlink socket before the first comparison.
     ///
     /// # Errors
     ///
@@ -142,7 +142,7 @@ impl StaleFlows {
         let is_idle =
             self.queued.load(Ordering::Acquire) == 0 && !self.is_due.load(Ordering::Acquire);
         if is_idle && updates.is_empty() && !is_repaired && report.withdrawn.is_empty() {
-            // A change without a UDP port does not wake the worker.
+            // A change of Services without UDP ports does not wake the worker.
             return;
         }
         let withdrawn = report.withdrawn.clone();
@@ -152,7 +152,7 @@ impl StaleFlows {
         let may_delete = model.is_whole();
         self.queued.fetch_add(1, Ordering::Relaxed);
         let queued = Arc::clone(&self.queued);
-        // Does not wait for the result. The worker runs the call in any case.
+        // Does not wait for the result, because the worker runs the call in any case.
         drop(self.worker.call(move |cleaner| {
             cleaner.take(updates, withdrawn, is_repaired);
             let is_last = queued.fetch_sub(1, Ordering::AcqRel) == 1;
@@ -172,7 +172,7 @@ struct Cleaner {
     /// listening port.
     counters: Counters,
     services: UdpServices,
-    /// True if the worker must compare the flows again, after a change or a failure.
+    /// True if the worker must compare all flows again, after a change or a failure.
     is_due: Arc<AtomicBool>,
     /// Number of calls queued after the current call.
     queued: Arc<AtomicUsize>,

@@ -10,10 +10,10 @@ use std::time::Instant;
 
 use proxy::{Changes, Model, Standing};
 
-/// Delays in one family that its mode does not know about.
+/// Delays in one IP family that its mode does not know about.
 #[derive(Debug, Default)]
 pub(super) struct Delays {
-    /// Number of changed Services that no family has received yet, with the arrival time of the
+    /// Number of changed Services that no IP family has received yet, with the arrival time of the
     /// oldest change. `None` if no Service waits.
     waiting: Option<(usize, Instant)>,
     /// Arrival time of the oldest change that the mode has not received. `None` if the mode has
@@ -24,18 +24,19 @@ pub(super) struct Delays {
 }
 
 impl Delays {
-    /// Records the number of changed Services that no family has received yet, with the arrival
+    /// Records the number of changed Services that no IP family has received yet, with the arrival
     /// time of the oldest change.
     pub(super) fn wait(&mut self, waiting: Option<(usize, Instant)>) {
         self.waiting = waiting;
     }
 
-    /// Records that the family received changes. `heard` is the arrival time of the oldest change.
+    /// Records that the IP family received changes. `heard` is the arrival time of the oldest
+    /// change.
     pub(super) fn add(&mut self, heard: Option<Instant>) {
         self.heard = self.heard.or(heard);
     }
 
-    /// Records that the mode has received all changes.
+    /// Records that the mode has received all changes of its IP family.
     pub(super) fn taken(&mut self) {
         self.heard = None;
     }

@@ -84,8 +84,8 @@ impl Reporter {
         !self.unreadable.is_empty()
     }
 
-    /// Logs the new facts in a mode's report. `standing` is the family's progress after the work
-    /// that the report describes.
+    /// Logs the new facts in a mode's report. `standing` is the progress of the IP family after the
+    /// work that the report describes.
     pub(crate) fn booked(
         &mut self,
         report: &Report,

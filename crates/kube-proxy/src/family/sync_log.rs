@@ -1,5 +1,5 @@
 //! Log line about syncs that changed the kernel: the kinds and numbers of entries, and the syncs'
-//! duration. A sync without changes logs nothing. Each family logs at most one such line per
+//! duration. A sync without changes logs nothing. Each IP family logs at most one such line per
 //! second, which covers all syncs since the previous line.
 
 use std::time::{Duration, Instant};

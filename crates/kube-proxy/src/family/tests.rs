@@ -216,8 +216,8 @@ async fn service_programming_is_measured_from_the_arrival_of_the_change() {
     assert_eq!(count(&world), 2000, "nothing was to be written");
 }
 
-/// A change that needs no write must complete immediately. Otherwise, the family would seem to wait
-/// for this change forever.
+/// Checks that a change that needs no write completes immediately. Otherwise, the IP family would
+/// seem to wait for this change forever.
 #[tokio::test]
 async fn a_change_that_needs_no_write_completes_immediately() {
     let mut world = World::new();
@@ -255,7 +255,7 @@ async fn changes_not_yet_passed_to_the_mode_are_pending() {
     assert_eq!(told.standing.pending, 2);
     assert_eq!(told.standing.pending_since, Some(heard));
     assert_eq!(world.metric(pending), 2000, "metrics say the same");
-    // The daemon also has a change that no family has received yet. This change arrived even
+    // The daemon also has a change that no IP family has received yet. This change arrived even
     // earlier than the changes above.
     let earlier = before(heard, 1);
     world

@@ -46,7 +46,7 @@ pub(crate) struct Answering {
     pub(crate) runtime: Handle,
 }
 
-/// The health-check servers of one family.
+/// The health-check servers of all Services in one IP family.
 pub(crate) struct HealthChecks {
     family: IpFamily,
     node: String,
@@ -60,7 +60,7 @@ pub(crate) struct HealthChecks {
     unbound: HashSet<NamespacedName>,
 }
 
-/// The health-check server of one Service in one family.
+/// The health-check server of one Service in one IP family.
 struct Server {
     port: u16,
     answer: Arc<CheckState>,
@@ -94,7 +94,7 @@ struct ServiceName<'a> {
 }
 
 impl HealthChecks {
-    /// Creates the state of one family. No server runs yet.
+    /// Creates the health-check servers' state of one IP family. No server runs yet.
     pub(crate) fn new(
         family: IpFamily,
         node: &str,
@@ -276,8 +276,8 @@ impl Body<'_> {
     }
 }
 
-/// Reports whether `--nodeport-addresses` restricts a family to some addresses. As in upstream, a
-/// network that contains every address is not a restriction.
+/// Reports whether `--nodeport-addresses` restricts an IP family to some addresses. As in upstream,
+/// a network that contains every address is not a restriction.
 fn is_selective(addresses: &NodePortAddresses, family: IpFamily) -> bool {
     addresses.of(family) != Selection::All
 }

@@ -46,7 +46,7 @@ pub(crate) struct Status {
     health: Arc<Health>,
     own_node: OwnNode,
     is_node_eligible: AtomicBool,
-    /// Served families, set once the first lists are complete.
+    /// Served IP families, set once the first lists are complete.
     families: OnceLock<Vec<IpFamily>>,
     awaited: Mutex<StartConditions>,
 }
@@ -325,8 +325,8 @@ mod tests {
             }
         }
 
-        /// Records the progress of a family that started five sync periods ago. `pending` is the
-        /// age of the oldest pending entry, and `stuck` is the time since the last write.
+        /// Records the progress of an IP family that started five sync periods ago. `pending` is
+        /// the age of the oldest pending entry, and `stuck` is the time since the last write.
         fn note(&self, family: IpFamily, pending: Option<Duration>, stuck: Option<Duration>) {
             let now = Instant::now();
             let ago = |age: Duration| now.checked_sub(age).unwrap();

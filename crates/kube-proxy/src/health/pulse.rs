@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-/// Time limit for the loop's reply to a request. After this time, the loop counts as hung.
+/// Time limit for a reply of the daemon's loop, after which the loop counts as hung.
 pub(crate) const HUNG_AFTER: Duration = Duration::from_secs(30);
 /// Maximum age of a reply of the main loop that further requests reuse.
 const FRESH: Duration = Duration::from_secs(1);
@@ -33,7 +33,7 @@ struct ProbeTimes {
     /// Time of the oldest request without a reply. `None`: every request has a reply.
     asked: Option<Instant>,
     answered: Option<Instant>,
-    /// True once the loop has ended, shortly before the process ends.
+    /// True once the daemon's loop has ended, shortly before the process ends.
     is_over: bool,
 }
 
@@ -56,18 +56,18 @@ impl Pulse {
         Some(since(asked)).filter(|waited| *waited >= HUNG_AFTER)
     }
 
-    /// Waits for a request, to which the loop must [reply](Self::answer).
+    /// Waits for a request, to which the daemon's loop must [reply](Self::answer).
     pub(crate) async fn asked(&self) {
         self.asked.notified().await;
     }
 
-    /// Replies to the request, which shows that the loop is alive.
+    /// Replies to the request, which shows that the daemon's loop is alive.
     pub(crate) fn answer(&self, now: Instant) {
         let mut state = self.lock();
         (state.asked, state.answered) = (None, Some(now));
     }
 
-    /// Replies to every request. Used during the start, until the loop runs and replies itself.
+    /// Replies to every request, during the start, until the daemon's loop runs and replies itself.
     /// Never returns.
     pub(crate) async fn answer_all(&self) {
         loop {
@@ -76,7 +76,7 @@ impl Pulse {
         }
     }
 
-    /// Marks the loop as ended, shortly before the process ends.
+    /// Marks the daemon's loop as ended, shortly before the process ends.
     pub(crate) fn end(&self) {
         self.lock().is_over = true;
     }

@@ -14,7 +14,7 @@ use proxy::IpFamily;
 
 use modes::metrics::of;
 
-/// Draining endpoints by family. Clones share the list.
+/// Draining endpoints by IP family. Clones share the data.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Draining(Arc<Mutex<BTreeMap<&'static str, DrainingCount>>>);
 

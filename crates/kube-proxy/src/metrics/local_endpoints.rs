@@ -12,7 +12,7 @@ use proxy::{
 
 use super::Metrics;
 
-/// Services of one family that need an endpoint on this node but have none.
+/// Services of one IP family that need an endpoint on this node but have none.
 #[derive(Debug)]
 pub(crate) struct NoLocalEndpoints {
     node: NodeFacts,

@@ -89,7 +89,7 @@ impl ServiceMetrics {
         lock(&self.0.names).note(model, changes);
     }
 
-    /// Sets the addresses at which a family serves NodePorts.
+    /// Sets the node addresses on which an IP family serves NodePorts.
     pub(crate) fn note_node_ports(&self, family: IpFamily, node_ports: &NodePorts) {
         lock(&self.0.names).note_node_ports(family, node_ports);
     }

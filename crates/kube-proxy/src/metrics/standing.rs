@@ -1,4 +1,4 @@
-//! Metrics of each family's progress, with the same numbers as `kube-proxy status`. Ages are
+//! Metrics of each IP family's progress, with the same numbers as `kube-proxy status`. Ages are
 //! computed at each scrape.
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use proxy::{IpFamily, Standing};
 
 use modes::metrics::{FamilyLabels, of};
 
-/// Last recorded progress of each family. Clones share the content.
+/// Last recorded progress of each IP family. Clones share the content.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Standings(Arc<Mutex<BTreeMap<&'static str, Standing>>>);
 

@@ -688,7 +688,7 @@ fn slice(endpoints: &[(&str, bool)]) -> Event {
     })
 }
 
-/// Checks that the start sets the timestamp of both families, as in upstream, and that a change
+/// Checks that the start sets the timestamp of both IP families, as in upstream, and that a change
 /// sets it only for the families that the change affects.
 #[test]
 fn the_last_queued_timestamp_is_kept_per_ip_family() {

@@ -14,7 +14,7 @@ use modes::settings::Settings;
 /// Finding: a setting has no value for one IP family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OneFamily {
-    /// Flag that lacks a value for the family.
+    /// Flag that lacks a value for one IP family.
     pub(crate) flag: &'static str,
     pub(crate) message: String,
 }
@@ -28,8 +28,8 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Checks the settings after objects changed. Costs O(1), unless a family is new or the Node
-    /// changed.
+    /// Checks the settings after objects changed. Costs O(1), unless an IP family is new or the
+    /// Node changed.
     pub(crate) fn look(&mut self, settings: &Settings, model: &Model, changes: &Changes) {
         let before = self.in_use;
         for (is_used, family) in self.in_use.iter_mut().zip(IpFamily::ALL) {
@@ -62,7 +62,7 @@ pub(crate) fn hint(settings: &Settings) -> Option<&'static str> {
     )
 }
 
-/// Returns the families of this Node's addresses and of the Services' cluster IPs. Walks through
+/// Returns the IP families of this Node's addresses and of the Services' cluster IPs. Walks through
 /// all Services.
 pub(crate) fn families_of(model: &Model) -> Vec<IpFamily> {
     let is_used = |family: &IpFamily| {
@@ -78,8 +78,8 @@ fn has(node: &Node, family: IpFamily) -> bool {
     addresses.any(|address| IpFamily::of(*address) == family)
 }
 
-/// Returns the settings that have no usable value for at least one of the `used` families. Loopback
-/// addresses are not usable.
+/// Returns the settings that have no usable value for at least one of the IP families in `used`.
+/// Loopback addresses are not usable.
 pub(crate) fn judge(settings: &Settings, node: Option<&Node>, used: &[IpFamily]) -> Vec<OneFamily> {
     let mut found = Vec::new();
     for family in used {
@@ -89,7 +89,7 @@ pub(crate) fn judge(settings: &Settings, node: Option<&Node>, used: &[IpFamily])
     found
 }
 
-/// Returns the setting that detects local traffic, if all its values belong to the other family.
+/// Returns the flag that detects local traffic, if all its values belong to the other IP family.
 fn detection(detection: &DetectLocal, node: Option<&Node>, family: IpFamily) -> Option<OneFamily> {
     let lacks = |nets: &[IpNet]| !nets.is_empty() && !nets.iter().any(|net| is_of(net, family));
     let (flag, what, next) = match detection {
@@ -121,15 +121,15 @@ fn detection(detection: &DetectLocal, node: Option<&Node>, family: IpFamily) -> 
     })
 }
 
-/// Returns a problem if `--nodeport-addresses` has no network of this family, or only loopback
-/// networks of this family.
+/// Returns a problem if `--nodeport-addresses` has no network of this IP family, or only loopback
+/// networks of it.
 fn node_ports(settings: &Settings, family: IpFamily) -> Option<OneFamily> {
     const FLAG: &str = "--nodeport-addresses";
     let addresses = &settings.shared.node_port_addresses;
     let message = match addresses.of(family) {
         Selection::All if addresses.lacks(family) => {
-            // If the flag has no network of a family, upstream also serves every address of this
-            // family, except in nftables mode.
+            // If the flag has no network of an IP family, upstream also serves every address of
+            // this family, except in nftables mode.
             let which = if settings.chosen.name() == "nftables" {
                 "no"
             } else {

@@ -11,7 +11,8 @@ use proxy::{IpFamily, Model, NamespacedName, NodeFacts};
 use super::daemon::Daemon;
 use crate::family::Family;
 
-/// Largest number of failures in a reply about a family. Conflicts and drains have the same limit.
+/// Maximum number of failures in a reply about an IP family. Conflicts and drains have the same
+/// limit.
 const TOLD_MAX: usize = 100;
 
 impl Daemon {

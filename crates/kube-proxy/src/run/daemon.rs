@@ -60,7 +60,7 @@ pub(super) struct Daemon {
     pub(super) options: Options,
     pub(super) events: BoxStream<'static, Event>,
     pub(super) addresses: AddressChanges,
-    /// Notifications of the kernel about changes to the modes' rules.
+    /// Kernel notifications about changes to the rules that the modes wrote.
     pub(super) rulesets: SelectAll<Notices>,
     pub(super) model: Model,
     pub(super) external_addresses: ExternalAddresses,
@@ -70,9 +70,9 @@ pub(super) struct Daemon {
     pub(super) renewal: Renewal,
     /// Pod networks of this Node that the modes use, or that modes in preparation will use.
     pub(super) pod_networks: Vec<IpNet>,
-    /// Time before which no family receives further changes.
+    /// Time before which no IP family receives further changes (minimum sync period).
     pub(super) not_before: Instant,
-    /// Arrival time of the oldest change that no family has received, or `None` if the families
+    /// Arrival time of the oldest change that no IP family has received, or `None` if the families
     /// have received all changes.
     pub(super) heard: Option<Instant>,
     /// Time of the next regular check of the kernel.
@@ -280,8 +280,8 @@ impl Daemon {
         }
     }
 
-    /// Collects the results of finished kernel work from each family. Returns true if any work has
-    /// finished.
+    /// Collects the results of finished kernel work from each IP family. Returns true if any work
+    /// has finished.
     async fn book(&mut self, now: Instant) -> Result<bool> {
         let mut is_any = false;
         for family in &mut self.families {
@@ -299,7 +299,7 @@ impl Daemon {
         Ok(is_any)
     }
 
-    /// Passes changes to the families if at least one family can receive changes.
+    /// Passes changes to the IP families if at least one of them can receive changes.
     fn hand_out(&mut self, now: Instant) {
         let can = self.families.iter().any(Family::is_ready);
         // Passes all changes to a family that was busy, because the family computes from the whole
@@ -321,7 +321,7 @@ impl Daemon {
         }
     }
 
-    /// Updates the model's NodePort addresses, once every family knows its own addresses.
+    /// Updates the model's NodePort addresses, once every IP family knows its own addresses.
     fn follow_node_ports(&mut self) {
         let all = self.families.iter().map(Family::node_port_addresses);
         if let Some(all) = all.collect::<Option<Vec<_>>>() {
@@ -331,8 +331,8 @@ impl Daemon {
         }
     }
 
-    /// Starts pending work in each family. While the kernel works for the first family, the second
-    /// family computes.
+    /// Starts pending work in each IP family. While the kernel works for the first family, the
+    /// second family computes.
     fn proceed(&mut self, now: Instant) {
         for family in &mut self.families {
             family.take_in(&self.model, now);
@@ -364,7 +364,7 @@ impl Daemon {
         }
     }
 
-    /// Passes a notification about rules to the mode of the affected family.
+    /// Passes a notification about rules to the mode of the affected IP family.
     fn notice_of(&mut self, of: IpFamily, notice: &Notice) {
         let now = Instant::now();
         for family in &mut self.families {
@@ -388,7 +388,7 @@ impl Daemon {
 
     /// Returns the time at which the loop's next work starts without a further event.
     pub(super) fn next_due(&self, now: Instant) -> Instant {
-        // Without a ready family, no work can start. The loop wakes when a family becomes ready.
+        // Without a ready IP family, no work can start. The loop wakes when a family becomes ready.
         let can = self.families.iter().any(Family::is_ready);
         let events = (can && self.model.has_changes()).then_some(self.not_before);
         let families = self.families.iter();
@@ -418,12 +418,12 @@ async fn ended(
     drain
 }
 
-/// Completes when a worker thread (kernel I/O) of any family has finished a job.
+/// Completes when a worker thread (kernel I/O) of any IP family has finished a job.
 pub(super) fn poll_finished(families: &mut [Family], context: &mut Context<'_>) -> Poll<()> {
     let polled = families
         .iter_mut()
         .map(|family| family.poll_finished(context));
-    // Polls every family, so that each family can wake the loop.
+    // Polls every IP family, so that each of them can wake the loop.
     let is_any = polled.fold(false, |any, poll| any | poll.is_ready());
     if is_any {
         Poll::Ready(())

@@ -96,7 +96,7 @@ impl Daemon {
         info!("the changed configuration is in effect");
     }
 
-    /// Creates a new mode for each served family, if the changed options require it.
+    /// Creates a new mode for each served IP family, if the changed options require it.
     fn open_modes(
         &self,
         opened: Option<Box<dyn Opened>>,

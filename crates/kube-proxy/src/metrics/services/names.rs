@@ -16,7 +16,7 @@ use service_counters::frontend_addresses::{FrontendAddress, is_of_node, places};
 pub(crate) struct Names {
     at: HashMap<FrontendAddress, Claims>,
     services: HashMap<NamespacedName, Vec<(FrontendAddress, Arc<Owner>)>>,
-    /// Node addresses that serve NodePorts, for each family whose addresses are known.
+    /// Node addresses that serve NodePorts, for each IP family whose addresses are known.
     node: HashMap<IpFamily, NodePorts>,
 }
 
@@ -44,7 +44,7 @@ impl Names {
         }
     }
 
-    /// Sets the node addresses on which a family serves NodePorts.
+    /// Sets the node addresses on which an IP family serves NodePorts.
     pub(crate) fn note_node_ports(&mut self, family: IpFamily, node_ports: &NodePorts) {
         self.node.insert(family, node_ports.clone());
     }
