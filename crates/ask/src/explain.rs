@@ -1,4 +1,4 @@
-//! The command `kube-proxy explain`.
+//! The command `kube-proxy explain`, which traces packets to a Service or an address.
 
 use ::explain::{Objects, Quotes, Style, TraceDestination, TraceRequest, exit_status, render};
 use clap::Args;

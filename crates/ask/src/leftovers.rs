@@ -15,7 +15,7 @@ pub(super) struct Leftovers {
     daemon: bool,
     /// Modes that ran on this node, detected by their leftover entries.
     modes: Vec<&'static str>,
-    /// Leftover kernel entries, one line each.
+    /// Descriptions of leftover kernel entries, one line each.
     holds: Vec<String>,
     /// Parts of the kernel's state that cannot be read, each with the reason.
     unreadable: Vec<String>,

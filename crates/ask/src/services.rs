@@ -1,4 +1,4 @@
-//! The command `kube-proxy services`.
+//! The command `kube-proxy services`, which shows Services with their addresses and endpoints.
 
 use std::fmt::Write as _;
 

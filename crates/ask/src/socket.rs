@@ -11,7 +11,7 @@ use local_socket::SocketLocations;
 
 /// Time after which the command prints that it still waits for the daemon's response.
 const NOTICE_AFTER: Duration = Duration::from_secs(3);
-/// Maximum size of a response, in bytes. A page of 5,000 Services is a tenth of this size.
+/// Maximum size of a response, in bytes. A page of 5,000 Services takes a tenth of this size.
 const ANSWER_BYTES_MAX: u64 = 256 << 20;
 
 /// Requests the API object at a path, and parses it. `timeout` is the longest time without data

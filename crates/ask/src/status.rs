@@ -1,4 +1,4 @@
-//! The command `kube-proxy status`.
+//! The command `kube-proxy status`, which shows the state of the daemon on this node.
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _, Write as _};

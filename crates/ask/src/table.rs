@@ -14,9 +14,9 @@ pub(super) enum Tone {
     /// Text without a special meaning, in the default colour.
     #[default]
     Plain,
-    /// A good state, shown in green.
+    /// A good state such as `ready`, shown in green.
     Good,
-    /// An unusual state, shown in yellow.
+    /// An unusual state such as `draining`, shown in yellow.
     Odd,
     /// A problem, shown in red.
     Bad,

@@ -104,7 +104,7 @@ impl VirtualServers {
         }
     }
 
-    /// Renders the virtual servers as a table.
+    /// Renders the virtual servers and their destinations as a table.
     pub(super) fn render(&self, has_colours: bool) -> String {
         let mut text = format!(
             "{}: the virtual servers of IPVS are shown, without names\n\n",

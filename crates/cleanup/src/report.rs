@@ -55,7 +55,7 @@ pub struct DrainingServer {
     pub connections: u64,
 }
 
-/// Addresses that draining virtual servers still need.
+/// Service addresses that draining virtual servers still need on a mode's link.
 #[derive(Debug, Default)]
 pub(crate) struct NeededAddresses {
     pub(crate) named: BTreeSet<IpAddr>,

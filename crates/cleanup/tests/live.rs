@@ -14,7 +14,7 @@ use ipvs_netlink::{Flags, IpFamily, Ipvs, Service, ServiceKey};
 use namespace::in_namespace;
 use shell::{backend, feed_sh};
 
-/// Removes the entries of all modes.
+/// Removes the kernel entries of all modes, except virtual servers in `excluded`.
 fn clean_up(excluded: &[IpNet]) -> Cleanup {
     let modes = &[
         &proxy_ipvs::FOOTPRINT,

@@ -19,9 +19,9 @@ use crate::version::KUBERNETES;
 
 /// Gate for serving `spec.externalIPs` of Services (KEP-5707).
 pub const EXTERNAL_IPS: &str = "AllowServiceExternalIPs";
-/// Gate for the page `/flagz`.
+/// Gate for the page `/flagz` of the metrics server.
 pub const FLAGZ: &str = "ComponentFlagz";
-/// Gate for the page `/statusz`.
+/// Gate for the page `/statusz` of the metrics server.
 pub const STATUSZ: &str = "ComponentStatusz";
 /// Gate for the alpha flags of the log: split output streams, and buffers.
 pub const ALPHA_LOGGING: &str = "LoggingAlphaOptions";

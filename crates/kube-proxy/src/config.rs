@@ -43,9 +43,9 @@ pub use settings::Change;
 pub(crate) use settings::{field_of, fields_with_flags, wins_over_file};
 pub(crate) use without_effect::GivenSettings;
 
-/// Required value of `apiVersion`.
+/// Value of `apiVersion` that a configuration file must have.
 const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
-/// Required value of `kind`.
+/// Value of `kind` that a configuration file must have.
 const KIND: &str = "KubeProxyConfiguration";
 /// Sections with fields for one mode. Each section has the mode's name.
 const MODE_SECTIONS: [&str; 3] = ["iptables", "ipvs", "nftables"];
@@ -162,7 +162,7 @@ sections! {
         pub vmodule: Option<Vec<FileVerbosity>>,
     }
 
-    /// Section `logging.options`: options of the log's formats.
+    /// Section `logging.options`: options of the JSON format and of the text formats.
     pub struct LoggingOptions {
         #[serde(deserialize_with = "or_default")]
         pub json: LoggingBuffer,
@@ -170,7 +170,7 @@ sections! {
         pub text: LoggingBuffer,
     }
 
-    /// Sections `logging.options.json` and `logging.options.text`.
+    /// Sections `logging.options.json` and `logging.options.text`: buffer size and split streams.
     pub struct LoggingBuffer {
         #[serde(deserialize_with = "text_or_number")]
         pub info_buffer_size: Option<String>,

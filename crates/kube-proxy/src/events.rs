@@ -61,7 +61,7 @@ pub struct Event {
     namespace: String,
     name: String,
     uid: Option<String>,
-    /// True if every node reports this event.
+    /// True if every node sends this event, with the same content and name.
     is_everywhere: bool,
 }
 

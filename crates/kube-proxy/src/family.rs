@@ -59,7 +59,7 @@ pub(crate) struct Family {
     late: Delays,
     /// Time at which the mode received the first full set of objects, or `None` before that.
     started: Option<Instant>,
-    /// Sync in progress, or `None` between syncs.
+    /// Sync in progress, or `None` if no sync is in progress.
     round: Option<Round>,
     /// True if a regular check has requested the next sync, which then counts as a sync even
     /// without a write.
@@ -98,7 +98,7 @@ struct Round {
 /// Results of finished kernel work, collected by one call of `Family::book`.
 #[derive(Debug, Default)]
 pub(crate) struct BookingResult {
-    /// True if any kernel work has finished.
+    /// True if any job of the worker threads (kernel I/O) has finished.
     pub(crate) is_any: bool,
     /// True if the finished work temporarily needed much memory.
     pub(crate) has_used_much: bool,

@@ -326,7 +326,7 @@ mod tests {
     pub(super) struct Memory(Arc<Mutex<Vec<u8>>>);
 
     impl Memory {
-        /// Returns the written text.
+        /// Returns the text that the log has written.
         pub(super) fn text(&self) -> String {
             String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
         }

@@ -484,7 +484,7 @@ impl Metrics {
         self.check_results.get_or_create(&check).inc();
     }
 
-    /// Resets the metrics of `/metrics/slis`.
+    /// Resets the metrics of `/metrics/slis`, as `DELETE` requests.
     pub(crate) fn reset_slis(&self) {
         self.check_result.clear();
         self.check_results.clear();

@@ -47,7 +47,7 @@ impl Span {
 pub(super) struct View {
     pub(super) sort: Sort,
     pub(super) is_paused: bool,
-    /// List that the arrow keys scroll.
+    /// List that the arrow keys scroll: Service ports or endpoints.
     list: List,
     /// Index of the first visible row in the list of Service ports. [`View::endpoints_from`] is the
     /// index for the list of endpoints.
@@ -443,7 +443,7 @@ fn shortened(text: &str, width: usize) -> String {
     short
 }
 
-/// Cuts a line to `width` characters.
+/// Cuts a line to `width` characters, and marks the cut with an ellipsis.
 fn cut(line: &mut Line, width: usize) {
     let mut left = width;
     for span in line {

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use view::shown;
 
-/// A finding of a preflight check.
+/// Result of a preflight check, such as a missing kernel module.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Finding {
     /// Name of the check, such as `modules` or `capabilities`.
@@ -16,11 +16,11 @@ pub(super) struct Finding {
     pub(super) message: String,
 }
 
-/// Severity of a finding.
+/// Severity of a preflight check's result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Status {
-    /// The check found no problem.
+    /// No problem was found.
     Ok,
     /// A start succeeds, but the operator should read the finding or correct the node.
     Warn,

@@ -65,7 +65,7 @@ impl StartForecast {
         }
     }
 
-    /// Records the findings for which the start would fail, and adds them to the warnings.
+    /// Records the findings because of which a start would fail, and adds them to the warnings.
     pub(super) fn note_failures(&mut self, findings: &[Finding]) {
         for finding in findings.iter().filter(|of| of.status == Status::Fail) {
             self.would_fail = true;

@@ -19,15 +19,15 @@ pub(super) struct Migration {
     pub(super) to: &'static str,
     /// Numbers of entries that already have their desired state. The start keeps these entries.
     pub(super) kept: Vec<CurrentEntryCount>,
-    /// Number of added entries, by kind.
+    /// Number of entries that the start adds, by kind.
     pub(super) added: BTreeMap<&'static str, usize>,
-    /// Number of changed entries, by kind.
+    /// Number of entries that the start changes, by kind.
     pub(super) changed: BTreeMap<&'static str, usize>,
-    /// Number of removed entries, by kind, without leftovers of other modes.
+    /// Number of entries that the start removes, by kind, without leftovers of other modes.
     pub(super) removed: BTreeMap<&'static str, usize>,
     /// Leftovers of other modes. The daemon removes the leftovers once the chosen mode serves.
     pub(super) left: Vec<String>,
-    /// Effect on open connections, as text.
+    /// Effect of the start on open connections, as text for the operator.
     pub(super) connections: &'static str,
 }
 
@@ -71,7 +71,7 @@ impl Migration {
         })
     }
 
-    /// Renders the report as lines of text.
+    /// Renders the migration report as lines of text.
     pub(super) fn lines(&self) -> String {
         let mut text = String::new();
         let _ = writeln!(

@@ -15,14 +15,14 @@ use service_counters::frontend_addresses::{FrontendAddress, addresses, places};
 pub(super) struct Names {
     /// Service ports, by the address and port at which they are served.
     ports: HashMap<FrontendAddress, String>,
-    /// Names of Services, by service address.
+    /// Names of Services, by each of their service addresses.
     addresses: HashMap<IpAddr, String>,
     /// Names of all Services and of their ports.
     known: HashSet<String>,
 }
 
 impl Names {
-    /// Indexes all Services.
+    /// Indexes all Services of the model.
     pub(super) fn of(model: &Model) -> Self {
         let mut names = Self::default();
         let views = model.service_names().filter_map(|name| model.view(name));

@@ -55,7 +55,7 @@ pub(super) struct Traces {
 }
 
 impl Traces {
-    /// Reads the traces in this network namespace.
+    /// Reads the traces of proxies in the network namespace of the calling thread.
     pub(super) fn read() -> Self {
         let mut traces = Self::default();
         match fs::read_to_string(Path::new(ROOT).join("proc/thread-self/net/dev")) {
@@ -348,7 +348,7 @@ mod tests {
 
     use super::*;
 
-    /// Without `CAP_NET_ADMIN`, a process cannot read nf_tables.
+    /// Drops all capabilities. Without `CAP_NET_ADMIN`, a process cannot read nf_tables.
     #[test]
     fn unreadable_kernel_state_is_reported_as_unknown() {
         let look = || {

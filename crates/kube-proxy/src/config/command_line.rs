@@ -37,7 +37,7 @@ pub use daemons::{CompletedArguments, completed};
 pub use tree::tree;
 pub use typed::{as_typed, values};
 
-/// Deprecated flags with their replacements.
+/// Deprecated flags, each with the flag that replaces it.
 const DEPRECATED: [(&str, &str); 2] = [
     ("healthz-port", "healthz-bind-address"),
     ("metrics-port", "metrics-bind-address"),
@@ -78,7 +78,7 @@ pub enum CommandLineError {
         /// Name of the subcommand that lacks the flags.
         question: &'static str,
     },
-    /// An unusable configuration file (`--config`).
+    /// A configuration file (`--config`) that cannot be read or is invalid.
     #[error(transparent)]
     Configuration(#[from] ConfigurationError),
 }

@@ -17,7 +17,7 @@ use super::{Configuration, Period};
 pub struct Configz(Arc<Mutex<String>>);
 
 impl Configz {
-    /// Creates the page with this configuration.
+    /// Creates the page `/configz` with this configuration.
     pub fn new(configuration: &Configuration) -> Self {
         let page = Self::default();
         page.set(configuration);

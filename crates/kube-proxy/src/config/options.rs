@@ -34,15 +34,15 @@ use process::Process;
 /// All options of the daemon, grouped by the code that reads them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
-    /// Options of the process and its loop.
+    /// Options of the daemon's process and its main loop.
     pub process: Process,
-    /// Options of the log.
+    /// Options of the log, such as its format and verbosity.
     pub log: logging::settings::Settings,
-    /// Source of Services.
+    /// Source of Services: an API server or a directory of manifests.
     pub source: source::Settings,
     /// Options of the health and metrics servers.
     pub serve: servers::Settings,
-    /// Options of the modes.
+    /// Shared options of all modes, and options of each mode.
     pub modes: modes::settings::Settings,
     /// Kernel settings that flags request.
     pub kernel: sysctl::settings::Settings,

@@ -10,11 +10,11 @@ const TIMEOUT: Duration = Duration::from_mins(1);
 pub struct StartQuestion {
     /// Command that previews the start.
     pub question: Question,
-    /// Options of the command's output.
+    /// Output format and time limit of the command.
     pub answer: AnswerOptions,
 }
 
-/// Options of the output of `check`, `plan` or `diff`.
+/// Output format and time limit of `check`, `plan` or `diff`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AnswerOptions {
     /// Output format (`-o`).
@@ -52,7 +52,7 @@ impl Question {
         ("diff", Self::Diff),
     ];
 
-    /// Returns the subcommand's name.
+    /// Returns the name of the subcommand, such as `check`.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Check => "check",
@@ -78,7 +78,7 @@ pub enum Output {
     Text,
     /// Full output for people, which lists every change.
     Wide,
-    /// JSON object for programs.
+    /// One JSON object, for programs.
     Json,
     /// The object of `Json`, encoded as YAML.
     Yaml,

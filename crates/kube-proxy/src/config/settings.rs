@@ -40,7 +40,7 @@ macro_rules! rows {
         pub(super) const ROWS: &[SettingRow] = &[$(SettingRow { path: $path, flag: $name, change: Change::$change }),+];
 
         impl Configuration {
-            /// Sets the fields from the flags.
+            /// Sets each field that has a flag to the flag's value.
             fn take(&mut self, flags: &Flags) {
                 $(self.$($field)+ = Some(Spelling::to_field(&flags.$flag));)+
             }

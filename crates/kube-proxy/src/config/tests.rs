@@ -1100,7 +1100,7 @@ fn the_documentation_lists_each_flag_and_field() {
     }
 }
 
-/// Returns the page `/configz` for a file.
+/// Returns the page `/configz` of a daemon whose configuration file has these fields.
 fn configz(fields: &str) -> Value {
     let body = Configz::new(&options(fields).said.configuration).body();
     serde_json::from_str(&body).unwrap()

@@ -27,9 +27,9 @@ struct WorkSums {
     services: usize,
     /// Name of the Service, if `services` counts a single Service.
     only: Option<NamespacedName>,
-    /// Number of syncs that wrote an entry.
+    /// Number of syncs since the last log line that wrote an entry.
     syncs: usize,
-    /// Total duration of the syncs.
+    /// Total duration of the syncs since the last log line.
     took: Duration,
 }
 
@@ -42,7 +42,7 @@ impl WorkSums {
 }
 
 impl Story {
-    /// Creates an empty summary.
+    /// Creates a summary of no syncs.
     pub(crate) fn new(family: IpFamily) -> Self {
         Self {
             family,

@@ -42,7 +42,7 @@ const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-we
 pub(crate) struct Answering {
     /// Health of the proxy, which affects every response.
     pub(crate) health: Arc<Health>,
-    /// Async runtime on which the servers run.
+    /// Tokio runtime on which the health-check servers run.
     pub(crate) runtime: Handle,
 }
 
@@ -64,7 +64,7 @@ pub(crate) struct HealthChecks {
 struct Server {
     port: u16,
     answer: Arc<CheckState>,
-    /// Addresses on which the server listens.
+    /// Addresses on which this server listens.
     addresses: BTreeSet<IpAddr>,
     /// Tasks of the server, one for each address.
     tasks: JoinSet<()>,

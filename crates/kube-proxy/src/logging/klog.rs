@@ -51,7 +51,7 @@ struct Header<'a> {
     level: Level,
     at: DateTime,
     process: u32,
-    /// Source file with its directory.
+    /// Path of the source file that logs the event.
     file: &'a str,
     line: u32,
 }

@@ -1,21 +1,21 @@
-//! Options of the log.
+//! Options of the log, such as its format and verbosity.
 
 use flags::Flags;
 use flags::gates::{ALPHA_LOGGING, BETA_LOGGING, Gates};
 use flags::unusable_flag::UnusableFlag;
 use flags::words::word;
 
-/// Values of `--logging-format`.
+/// Values of `--logging-format`, each with its log format.
 const FORMATS: [(&str, LogFormat); 3] = [
     ("text", LogFormat::Text),
     ("plain", LogFormat::Plain),
     ("json", LogFormat::Json),
 ];
 
-/// Options of the log.
+/// Options of the log, such as its format and verbosity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Verbosity of the log, 0 to 10.
+    /// Verbosity of the log, 0 (the default) to 10.
     pub verbosity: u8,
     /// Verbosity of single source files, by pattern. The first matching pattern applies.
     pub vmodule: Vec<(String, u8)>,
@@ -30,7 +30,7 @@ pub struct Settings {
 pub enum LogFormat {
     /// klog's text, which parsers of Kubernetes logs read.
     Text,
-    /// Plain lines for people.
+    /// Plain lines without klog's header, for people.
     Plain,
     /// One JSON object per line.
     Json,

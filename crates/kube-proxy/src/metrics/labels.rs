@@ -1,4 +1,4 @@
-//! Label sets of the metrics.
+//! Label sets of the metrics, one type for each combination of labels.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use proxy::{EntryKind, Fate, IpFamily};

@@ -30,7 +30,7 @@ impl NoLocalEndpoints {
         }
     }
 
-    /// Adds or removes the changed Services.
+    /// Adds changed Services that lack a local endpoint, and removes all other changed Services.
     pub(crate) fn note(&mut self, model: &Model, changes: &Changes) {
         for name in &changes.services {
             let (mut internal, mut external) = (false, false);

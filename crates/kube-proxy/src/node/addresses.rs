@@ -24,7 +24,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tracing::debug;
 
-/// Link that holds the service addresses.
+/// Link on which IPVS mode binds the service addresses.
 const SERVICE_LINK: &str = "kube-ipvs0";
 
 /// Size of the socket's receive buffer, in bytes. A message takes about 800 bytes.

@@ -24,7 +24,7 @@ const NOTEWORTHY_COUNT: usize = 3;
 /// Divisor for the share of missing objects that causes a warning: a tenth of the known objects.
 const NOTEWORTHY_PART: usize = 10;
 
-/// Counter of missing objects by kind.
+/// Counter of objects that were missing in a new list, by kind.
 pub(crate) type Counts = Family<KindLabels, Counter>;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
     use crate::metrics::Metrics;
 
-    /// Buffer for this thread's log.
+    /// Buffer to which a test's thread writes its log.
     #[derive(Clone, Default)]
     struct Log(Arc<Mutex<Vec<u8>>>);
 

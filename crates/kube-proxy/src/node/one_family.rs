@@ -41,7 +41,7 @@ impl Watch {
         }
     }
 
-    /// Checks the settings after they have changed.
+    /// Checks the settings after they or the Node have changed, and logs new warnings.
     pub(crate) fn judge(&mut self, settings: &Settings, model: &Model) {
         let all = self.in_use.into_iter().zip(IpFamily::ALL);
         let used: Vec<IpFamily> = all.filter_map(|(is, of)| is.then_some(of)).collect();

@@ -1,4 +1,4 @@
-//! Raises the limit of open files.
+//! Raises the limit of open files of this process.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::debug;

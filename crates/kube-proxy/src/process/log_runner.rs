@@ -30,7 +30,7 @@ use tokio::task::spawn_blocking;
 
 /// Names of upstream's program. `go-runner` is the older name.
 const NAMES: [&str; 2] = ["go-runner", "kube-log-runner"];
-/// Supported flags, as messages name them.
+/// Supported flags of the log runner, as error messages list them.
 const FLAGS: &str = "--log-file=FILE, --also-stdout and --redirect-stderr=false";
 /// Time limit for copying the last lines after the command's end.
 const LAST_LINES: Duration = Duration::from_secs(1);
@@ -172,7 +172,7 @@ fn copying(mut command: Command, reader: PipeReader, log: File) -> Result<u8, Er
         for (mut signals, number) in forwarded {
             tokio::spawn(async move {
                 while signals.recv().await.is_some() {
-                    // Ignores the error: the command has ended.
+                    // Ignores the error, which means that the command has ended.
                     let _ = kill_process(pid, number);
                 }
             });
@@ -252,7 +252,7 @@ mod tests {
     #[test]
     fn log_runner_flags_end_at_the_command() {
         let command = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
-        // kops uses this command line.
+        // Parses the command line of kops' static pod.
         assert_eq!(
             parse(
                 "--log-file=/var/log/kube-proxy.log --also-stdout /usr/local/bin/kube-proxy --v=2"

@@ -46,7 +46,7 @@ fn line(options: &Options, from: Option<&str>, uses: Option<&Uses>) -> String {
     line
 }
 
-/// Describes the source of objects, without secrets.
+/// Describes the configured source of objects, without secrets such as the kubeconfig's token.
 fn origin(source: &Settings) -> String {
     match source {
         Settings::Manifests(folder) => format!("manifests in {}", folder.display()),

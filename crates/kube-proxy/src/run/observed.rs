@@ -33,9 +33,9 @@ pub(super) struct Observed {
     /// Readers of the current mode's counters, one for each kind of caller.
     pub(super) counters: SeparateReaders,
     pub(super) inspect: Arc<Inspect>,
-    /// Queue of requests from the servers to the loop.
+    /// Queue of requests from the servers to the daemon's loop.
     pub(super) questions: mpsc::Receiver<Question>,
-    /// Thread that runs the servers.
+    /// Thread that runs the HTTP servers.
     pub(super) http: HttpThread,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct Observed {
 pub(super) type Servers = (Vec<Server>, socket::Server);
 
 impl Observed {
-    /// Creates the state for the start of the process.
+    /// Creates the state that the servers show at the start of the process.
     ///
     /// # Errors
     ///

@@ -36,7 +36,7 @@ pub(crate) struct Renewal {
     retry: Option<(Instant, Duration)>,
 }
 
-/// Options that are ready to take effect.
+/// Changed options that are ready to take effect.
 pub(crate) struct Prepared {
     /// Options, except those that this node cannot apply.
     pub(crate) options: Box<Options>,

@@ -30,7 +30,7 @@ const VERSIONS: [&str; 2] = ["v1beta1", "v1alpha1"];
 /// Pages of the metrics server that `/statusz` lists.
 const PAGES: [&str; 5] = ["/configz", "/flagz", "/healthz", "/metrics", "/proxyMode"];
 
-/// Content of the pages `/flagz` and `/statusz`.
+/// Content of the pages `/flagz` and `/statusz`, and the gates that enable them.
 #[derive(Debug)]
 pub(super) struct Zpages {
     /// Flags of the command line with their values. `None`: `/flagz` is off.
@@ -43,7 +43,7 @@ pub(super) struct Zpages {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
     Text,
-    /// JSON object of this API version.
+    /// JSON object of this API version, such as `v1beta1`.
     Json(&'static str),
     Yaml(&'static str),
 }
@@ -165,7 +165,7 @@ fn wanted(accept: &str, kind: &str) -> Option<Form> {
     ranges.iter().find_map(|range| range.form(kind))
 }
 
-/// A media range in `Accept`.
+/// A media range of the `Accept` header, such as `text/*;q=0.5`.
 struct Range<'a> {
     media_type: &'a str,
     parameters: BTreeMap<&'a str, &'a str>,

@@ -18,7 +18,7 @@ const FLAGS: &str = "(--healthz-bind-address, --metrics-bind-address)";
 /// The health or metrics server, with its listen address.
 #[derive(Debug)]
 pub(super) struct Server {
-    /// Purpose of the server, such as `metrics`.
+    /// Purpose of the server: `health` or `metrics`.
     pub(super) of: &'static str,
     pub(super) at: SocketAddr,
     /// Reason why this node cannot bind any port of the address. `None` if it can.

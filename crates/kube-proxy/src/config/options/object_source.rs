@@ -31,7 +31,7 @@ impl OwnNode {
 /// Kinds of objects that only some modes need, for which a start waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SideKinds {
-    /// The mode needs no optional objects.
+    /// The mode needs no objects of these kinds.
     Nothing,
     /// The mode needs ServiceCIDRs. A start waits for their list, for a limited time.
     ServiceCidrs,

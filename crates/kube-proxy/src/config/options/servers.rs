@@ -17,7 +17,7 @@ pub struct Settings {
     pub metrics_address: Option<SocketAddr>,
     /// Reaction of a server if it cannot bind its address: failure or retry.
     pub when_taken: ConflictPolicy,
-    /// Options of the metrics per Service.
+    /// Options of the metrics of single Services (`--metrics-per-service`).
     pub services: metrics::services::settings::Settings,
 }
 

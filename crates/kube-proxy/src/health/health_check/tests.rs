@@ -17,7 +17,7 @@ fn name() -> NamespacedName {
     NamespacedName::new("default", "web")
 }
 
-/// Returns a free port.
+/// Returns a TCP port that no process uses.
 fn free_port() -> u16 {
     let any = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
     any.local_addr().unwrap().port()

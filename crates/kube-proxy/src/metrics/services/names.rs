@@ -25,7 +25,7 @@ pub(crate) struct Names {
 type Claims = Vec<Arc<Owner>>;
 
 impl Names {
-    /// Updates the index with changed Services.
+    /// Updates the index with the addresses and ports of changed Services.
     pub(crate) fn note(&mut self, model: &Model, changes: &Changes) {
         for name in &changes.services {
             for (place, owner) in self.services.remove(name).unwrap_or_default() {

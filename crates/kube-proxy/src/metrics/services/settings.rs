@@ -4,7 +4,7 @@ use flags::Flags;
 use flags::unusable_flag::UnusableFlag;
 use flags::words::word;
 
-/// Values of `--metrics-per-service`.
+/// Values of `--metrics-per-service`, each with its level of detail.
 const DETAILS: [(&str, Detail); 3] = [
     ("none", Detail::None),
     ("ports", Detail::Ports),

@@ -7,7 +7,7 @@ use proxy::{Event, NamespacedName, Protocol, Service, ServicePort};
 use super::*;
 use crate::metrics::Metrics;
 
-/// Expected metrics of single Services.
+/// Expected metrics of single Services, as the documentation lists them.
 const OURS: &str = include_str!("../ours-services.txt");
 
 fn at(address: [u8; 4], port: u16) -> At {

@@ -221,7 +221,7 @@ fn many_rejected_addresses_are_all_reported_over_time() {
         now += WINDOW;
         all += told(now).0;
     }
-    // The namespace `z` has its own share of findings, in addition to the share of the flooding
+    // Findings of the namespace `z` are stored in addition to the maximum of the flooding
     // namespace.
     assert_eq!(all, KNOWN_OF_NAMESPACE + 2);
     let is_other = |one: &Contested| one.is_refused() && one.service.namespace() == "z";
