@@ -325,8 +325,7 @@ fn cleanup_removes_only_the_nftables_tables_of_kube_proxy() {
     });
 }
 
-/// Tests sets in an nftables table as evidence for virtual servers. ipsets are evidence in the same
-/// way.
+/// Checks that sets in an nftables table are evidence of virtual servers, as ipsets are.
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn cleanup_removes_ipvs_mode_with_its_rules_and_sets_in_nftables() {

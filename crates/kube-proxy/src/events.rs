@@ -257,7 +257,8 @@ impl Event {
         }
     }
 
-    /// Returns a hash of the event, for its name. Equal events have the same hash in every process.
+    /// Returns a hash of the event, for its name and for finding repeated events. Equal events have
+    /// the same hash in every process.
     fn digest(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.hash(&mut hasher);

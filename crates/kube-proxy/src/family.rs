@@ -61,7 +61,7 @@ pub(crate) struct Family {
     started: Option<Instant>,
     /// Sync in progress, or `None` if no sync is in progress.
     round: Option<Round>,
-    /// True if a regular check has requested the next sync, which then counts as a sync even
+    /// True if the periodic check has requested the next sync, which then counts as a sync even
     /// without a write.
     is_asked: bool,
     /// True if the mode has received changes since the kernel was last up to date.

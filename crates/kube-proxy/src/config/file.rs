@@ -75,7 +75,7 @@ impl ConfigurationError {
 /// Fails if the file cannot be read, or is not a KubeProxyConfiguration.
 pub(crate) fn read(file: &Path) -> Result<(Configuration, Vec<String>), ConfigurationError> {
     let mut bytes = Vec::new();
-    // The limit also ends the read of an endless device.
+    // The limit ends the read even of an endless file, such as `/dev/zero`.
     let read = File::open(file).and_then(|file| file.take(LARGEST + 1).read_to_end(&mut bytes));
     let read = read.map_err(|source| ConfigurationError::File {
         verb: "read",

@@ -75,7 +75,7 @@ pub(super) struct Daemon {
     /// Arrival time of the oldest change that no IP family has received, or `None` if the families
     /// have received all changes.
     pub(super) heard: Option<Instant>,
-    /// Time of the next regular check of the kernel.
+    /// Time of the next periodic comparison of the kernel with the desired state.
     pub(super) next_tick: Instant,
     /// Time at which unused memory is returned to the system. `None`: no return is planned.
     pub(super) trim_at: Option<Instant>,

@@ -1,4 +1,4 @@
-//! Checks both backends of iptables: the chosen backend, and the other backend if it has rules.
+//! Checks the chosen iptables backend, and the other backend if it has rules.
 
 use std::collections::BTreeMap;
 
