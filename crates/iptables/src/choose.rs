@@ -1,4 +1,4 @@
-//! Chooses the backend of iptables.
+//! Chooses the backend of iptables: nft or legacy.
 //!
 //! The programs of a backend do not show the rules of the other backend, so a node's kubelet, CNI
 //! plugin and kube-proxy must use the same backend. The daemon chooses once, at its start, for both
@@ -236,8 +236,8 @@ impl Iptables {
         }))
     }
 
-    /// Reports whether the kernel is known to refuse all rules of this backend. Sends no query
-    /// about legacy iptables, because such a query would create a table.
+    /// Reports whether the kernel is known to refuse all rules of this backend. Always returns
+    /// false for legacy iptables, because a query about its tables would create a table.
     fn is_known_unwritable(&self) -> bool {
         let lacks = |family| {
             matches!(
@@ -252,7 +252,8 @@ impl Iptables {
         IpFamily::ALL.iter().all(|family| self.is_empty(*family))
     }
 
-    /// Returns the evidence for this backend.
+    /// Returns the evidence that programs on this node use this backend: hint chains, `KUBE-*`
+    /// chains and rules.
     ///
     /// # Errors
     ///
@@ -290,7 +291,8 @@ fn evidence_of_chains(
     Ok(found)
 }
 
-/// Returns the error if no backend works. `are_absent` is true if the kernel lacks every backend.
+/// Returns the error for a node on which no backend works. `are_absent` is true if the kernel lacks
+/// every backend.
 fn unusable(reasons: &[String], are_absent: bool) -> IptablesError {
     let reasons = reasons.join("; ");
     if are_absent {
@@ -300,7 +302,8 @@ fn unusable(reasons: &[String], are_absent: bool) -> IptablesError {
     }
 }
 
-/// Evidence for a backend, strongest first.
+/// Evidence that programs on a node use a backend. The strongest evidence is the first field, so
+/// that the derived order compares it first.
 #[derive(Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Evidence {
     has_hint: bool,

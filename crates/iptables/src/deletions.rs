@@ -77,7 +77,7 @@ pub(crate) fn delete(family: IpFamily, all: &Deletions) -> Result<Deletions, Err
     Ok(deleted.into_iter().chain(before).collect())
 }
 
-/// Writes the input of a restore without the lines in `gone`.
+/// Writes the input of a restore, except the deletion lines in `gone`.
 pub(crate) fn write_without(
     mut gone: Deletions,
     text: Input<'_>,

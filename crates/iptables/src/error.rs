@@ -18,7 +18,7 @@ pub enum IptablesError {
     #[error("`{0}` is not here: install the package iptables (in a container: in its image)")]
     Missing(String),
     /// No installed backend can write to this kernel. If the user requests a backend, only this
-    /// backend counts.
+    /// backend is tried.
     #[error(
         "no backend of iptables works here ({0}): load its kernel modules (`modprobe -a \
          iptable_nat iptable_filter`, or `modprobe -a nft_compat nft_chain_nat`) or choose \
@@ -102,7 +102,7 @@ pub enum IptablesError {
     },
 }
 
-/// Kind of a failure of iptables.
+/// Kind of iptables failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Kind {
@@ -133,8 +133,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Reports whether the failed program certainly wrote no table. `tables` is the number of
-    /// tables in its input. If false, the program may have written some tables.
+    /// Returns true if the failed program certainly wrote no table. `tables` is the number of
+    /// tables in its input.
     pub fn leaves_all(self, tables: usize) -> bool {
         match self {
             Self::NoProgram | Self::NotUsable | Self::NotPermitted => true,
@@ -152,7 +152,7 @@ impl Kind {
         }
     }
 
-    /// Reports whether the cause affects all rules, so that the program would also refuse any other
+    /// Returns true if the cause affects all rules, so that the program would also refuse any other
     /// rule.
     pub fn is_general(self) -> bool {
         !matches!(
@@ -161,8 +161,8 @@ impl Kind {
         )
     }
 
-    /// Reports whether the kernel or the installation lacks a part of iptables. Failures of all
-    /// other kinds may end without an operator's action.
+    /// Returns true if the kernel or the installation lacks a part of iptables, so that only an
+    /// operator can help.
     pub fn is_absence(self) -> bool {
         matches!(
             self,
@@ -212,8 +212,8 @@ impl Kind {
     }
 }
 
-/// Phrases in the programs' messages. A message matches a row if one of its sentences contains all
-/// parts of the row. The first matching row determines the kind of the error.
+/// Phrases in the programs' messages. A row matches if the message contains all phrases of the row.
+/// The first matching row determines the kind of the error.
 ///
 /// Source: iptables 1.8.9, by file.
 const SIGNS: [(Kind, &[&str]); 18] = [
@@ -278,8 +278,8 @@ impl IptablesError {
         }
     }
 
-    /// Adds the nft chains that caused the failure to the message. If iptables could not create a
-    /// built-in chain and no nft chain blocks this chain, reports a missing kernel module.
+    /// Names the nft chains that caused the failure in the error message. If iptables could not
+    /// create a built-in chain and no nft chain blocks this chain, reports a missing kernel module.
     pub(crate) fn blame(&mut self, taken: &[TakenChain]) {
         let Self::Failed { kind, said, .. } = self else {
             return;
@@ -311,7 +311,7 @@ impl IptablesError {
     }
 }
 
-/// Returns the error of a failed run of a program. `line` returns an input line by its number,
+/// Returns the error for a failed run of a program. `line` returns an input line by its number,
 /// counted from 1.
 pub(crate) fn failure(
     program: &Program,
@@ -342,7 +342,7 @@ pub(crate) fn failure(
     }
 }
 
-/// A writer that keeps one line of the text, and refuses all bytes after that line.
+/// A writer that keeps one line of its input, and refuses all bytes after that line.
 pub(crate) struct LineFinder {
     /// Number of lines before the wanted line, or `None` once the wanted line is complete.
     before: Option<usize>,

@@ -1,5 +1,5 @@
-//! The iptables programs of one backend. Reads rules, and checks that the programs can read and
-//! write rules.
+//! Reads rules with the iptables programs of one backend, and checks that these programs can read
+//! and write rules.
 
 use std::io::BufRead;
 use std::sync::Arc;
@@ -20,21 +20,20 @@ use crate::saved::Line;
 use crate::table::Table;
 use crate::{legacy, modules, nft};
 
-/// Time limit of most runs of a program. The limit is long, because `iptables-save` prints the
-/// rules of all programs on the node, which may be very many.
+/// Time limit for most runs of an iptables program. The limit is long, because `iptables-save`
+/// prints the rules of all programs on the node, which may be very many.
 pub(crate) const SAVE_LIMIT: Duration = Duration::from_secs(30);
-/// Time limits of `iptables-save` for all tables, if the caller handles lines while the program
-/// prints.
+/// Time limits for an `iptables-save` of all tables whose lines the caller handles while the
+/// program prints.
 const LONG_SAVE_LIMIT: Limit = Limit {
     whole: Duration::from_mins(5),
     silence: Duration::from_mins(1),
 };
-/// Name of the chain into which checks write their rules.
+/// Name of the temporary chain into which checks write test rules.
 const PROBE_CHAIN: &str = "KUBE-PROXY-PROBE";
 
 /// The iptables programs of one backend, for both families, in the network namespace of the calling
-/// thread. Stores the rules of the last read, and a number from the kernel that changes whenever
-/// the rules change.
+/// thread. Stores the rules of the last read, and a number that changes whenever the rules change.
 #[derive(Debug, Clone)]
 pub struct Iptables {
     pub(crate) backend: Backend,
@@ -56,8 +55,8 @@ struct SaveRequest {
     limit: Limit,
 }
 
-/// Returns the names of the iptables tables that exist in nf_tables. If `only` is set, returns at
-/// most the name of this table.
+/// Returns the names of the iptables tables that exist in nf_tables. If `only` is set, considers
+/// only this table.
 fn nft_tables(family: IpFamily, only: Option<Table>) -> Result<Vec<&'static str>, IptablesError> {
     let mut tables = nft::kernel_rules::tables(family).map_err(|error| unlisted(&error))?;
     tables.retain(|table| only.is_none_or(|only| only.name() == *table));
@@ -71,8 +70,9 @@ pub(crate) fn unlisted(error: &netlink_batch::Error) -> IptablesError {
 }
 
 impl Backend {
-    /// Returns all chains of this backend's tables except built-in chains, in the network namespace
-    /// of the caller. Returns `None` if the chains cannot be read. Starts no process.
+    /// Returns the chains of this backend's tables mangle, filter and nat, in the network namespace
+    /// of the caller. Omits the built-in chains of legacy iptables. Returns `None` if the chains
+    /// cannot be read. Starts no process.
     pub fn chains(self, family: IpFamily) -> Option<Vec<(Table, String)>> {
         match self {
             Self::Nft => nft::chains(family),
@@ -117,8 +117,8 @@ impl Iptables {
         }
     }
 
-    /// Checks that a program can write rules of a family. Runs a program only if the kernel's
-    /// replies do not answer the question.
+    /// Checks that the programs can write rules of an IP family. Runs a program only if the
+    /// kernel's replies to netlink or socket queries leave this open.
     ///
     /// # Errors
     ///
@@ -133,8 +133,8 @@ impl Iptables {
         }
     }
 
-    /// Checks that a program can read rules of a family. Runs a program only if the kernel's
-    /// replies do not answer the question.
+    /// Checks that the programs can read rules of an IP family. Runs a program only if the kernel's
+    /// replies to netlink or socket queries leave this open.
     ///
     /// # Errors
     ///
@@ -147,8 +147,8 @@ impl Iptables {
         }
     }
 
-    /// Reports whether the kernel lacks this revision of an iptables match for a family. Returns
-    /// false if the query fails. Starts no process, but the kernel may load a module.
+    /// Returns true if the kernel certainly lacks this revision of an iptables match, and false if
+    /// the query fails. Starts no process, but the kernel may load a module.
     pub fn lacks_match(&self, family: IpFamily, name: &str, revision: u8) -> bool {
         match self.backend {
             Backend::Legacy => LegacyTables::open(family)
@@ -160,7 +160,7 @@ impl Iptables {
         }
     }
 
-    /// Reports whether loading modules may add a missing feature of legacy iptables. Returns true
+    /// Reports whether loading modules may add a feature that legacy iptables lacks. Returns true
     /// if the kernel has not loaded legacy iptables, but has module files for it and for the module
     /// `further`. Returns false for nft. Loads no module.
     pub fn may_load(&self, family: IpFamily, further: &str) -> bool {
@@ -214,7 +214,8 @@ impl Iptables {
     }
 
     /// Checks that the kernel accepts a rule. Writes and deletes the rule in one transaction: the
-    /// kernel loads the table, the match and the target, but no rule changes.
+    /// kernel loads the modules for the table, the matches and the target, but its rules stay the
+    /// same.
     ///
     /// # Errors
     ///
@@ -236,8 +237,8 @@ impl Iptables {
         self.restore(family, &text)
     }
 
-    /// Checks that the kernel accepts these rules, which are ordered by table. Writes the rules
-    /// into an unused chain and removes this chain again. A real write is needed, because the
+    /// Checks that the kernel accepts `rules`, which the caller has grouped by table. Writes the
+    /// rules into an unused chain, and then removes this chain. A real write is needed, because the
     /// kernel checks some rules only when a transaction completes.
     ///
     /// # Errors
@@ -277,7 +278,7 @@ impl Iptables {
         });
         let written = self.restore(family, &write);
         // Removes the chain from every table, because the program may have written some tables
-        // before it refused a table.
+        // before it failed.
         let forgotten = self.restore(family, &forget);
         written.and(forgotten)
     }
@@ -311,7 +312,8 @@ impl Iptables {
         }
     }
 
-    /// Reports whether the kernel has no rules of this backend in a family. Starts no process.
+    /// Returns true if the kernel certainly has no rules of this backend in an IP family. Starts no
+    /// process.
     pub fn is_empty(&self, family: IpFamily) -> bool {
         matches!(
             self.state(family),
@@ -319,8 +321,8 @@ impl Iptables {
         )
     }
 
-    /// Returns the rules of all existing tables, or an empty text. Starts no process if no rules
-    /// exist, or if the rules are unchanged since the last read.
+    /// Returns the rules of all existing tables as `iptables-save` prints them, or an empty text.
+    /// Starts no process if no rules exist, or if the rules are unchanged since the last read.
     ///
     /// # Errors
     ///
@@ -400,8 +402,8 @@ impl Iptables {
         self.stream(family, request, line)
     }
 
-    /// Passes the lines of all existing tables to `line`. Returns the whole text if it is small
-    /// enough to be stored.
+    /// Passes the lines of all existing tables to `line`. Also returns the whole text, unless it is
+    /// too large to be stored.
     fn read(
         &self,
         family: IpFamily,
@@ -448,7 +450,7 @@ impl Iptables {
         Ok(text)
     }
 
-    /// Logs each table once when nft makes it dormant, and once when it is active again.
+    /// Logs each table when nft makes it dormant, and again when it is active again.
     fn tell_dormant(&self, family: IpFamily) {
         // If the query fails, the next read repeats it.
         let Ok(mut dormant) = self.dormant_tables(family) else {
@@ -467,7 +469,7 @@ impl Iptables {
     }
 
     /// Returns the stored rules of all tables if they are current. Returns `None` while another
-    /// thread reads rules.
+    /// thread reads rules, because the wait for that thread could be long.
     fn kept(&self, family: IpFamily) -> Option<Arc<str>> {
         let last = self.readings.of(self.backend, family).try_lock()?;
         let last = last.as_ref()?;

@@ -34,8 +34,8 @@ const INFO: usize = 84;
 /// Size in bytes of `struct ipt_get_entries` before its entries: name, size, and padding to a
 /// multiple of 8.
 const ENTRIES: usize = 40;
-/// Maximum size in bytes of a table whose changes this crate detects. The digest of a larger table
-/// would take long, and `Readings` does not store the text of such a table anyway.
+/// Maximum total size in bytes of a family's tables whose changes this crate detects. A digest of
+/// larger tables would take long, and `Readings` does not store their text anyway.
 const MOST: usize = 1 << 20;
 /// Lock file that all programs that write legacy iptables share.
 const LOCK: &str = "/run/xtables.lock";
@@ -91,9 +91,9 @@ pub(crate) fn chains(family: IpFamily) -> Option<Vec<(Table, String)>> {
     Some(chains)
 }
 
-/// Returns the names of all chains except built-in chains. The first entry of each chain has the
-/// target `ERROR`, which contains the chain's name (`struct xt_error_target`). Returns `None` for
-/// malformed entries.
+/// Returns the names of the user-defined chains in a table's entries. The first entry of each chain
+/// has the target `ERROR`, which contains the chain's name (`struct xt_error_target`). Returns
+/// `None` for malformed entries.
 fn made_chains(mut entries: &[u8], family: IpFamily) -> Option<Vec<String>> {
     // Offset of the target and minimum size of an entry, in `struct ipt_entry` and `struct
     // ip6t_entry`.
@@ -137,7 +137,8 @@ pub(crate) fn is_absent(family: IpFamily) -> bool {
     ask_for_nat(family).is_err_and(|error| is_unknown(&error))
 }
 
-/// Queries the kernel for table nat, and for a match and a target that rules of every mode use.
+/// Queries the kernel for table nat, and for the match `addrtype` and the target `MARK`, which
+/// rules of every mode use.
 fn ask_for_nat(family: IpFamily) -> io::Result<()> {
     let tables = LegacyTables::open(family)?;
     tables.table("nat")?;
@@ -158,7 +159,8 @@ pub(crate) fn is_unknown(error: &io::Error) -> bool {
     )
 }
 
-/// Returns the names of the existing tables, as `iptables-legacy-save` finds them.
+/// Returns the names of a family's existing tables, from the file that `iptables-legacy-save` also
+/// reads.
 fn names(family: IpFamily) -> io::Result<Vec<String>> {
     match fs::read_to_string(names_file(family)) {
         Ok(text) => Ok(text.lines().map(str::to_owned).collect()),
@@ -213,14 +215,14 @@ pub struct LegacyTable {
 }
 
 impl LegacyTable {
-    /// Reports whether the table contains only the policies of its built-in chains and its final
-    /// entry.
+    /// Reports whether the table contains only the policies of its built-in chains, apart from the
+    /// entry that ends the table.
     pub fn is_untouched(&self) -> bool {
         self.entries == self.hooks.count_ones() + 1
     }
 }
 
-/// The tables of a family, in the network namespace of the thread that opened them.
+/// The legacy tables of an IP family, in the network namespace of the thread that opened them.
 #[derive(Debug)]
 pub struct LegacyTables {
     socket: OwnedFd,
@@ -260,8 +262,7 @@ impl LegacyTables {
         })
     }
 
-    /// Returns all entries of a table in the kernel's layout (`struct ipt_entry`, `struct
-    /// ip6t_entry`).
+    /// Returns all entries of a table as raw bytes (`struct ipt_entry`, `struct ip6t_entry`).
     ///
     /// # Errors
     ///

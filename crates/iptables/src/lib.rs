@@ -1,4 +1,4 @@
-//! iptables, for the modes that write rules: a type for rules, and the programs that apply them.
+//! Reads and writes iptables rules: a type for rules, and the programs that apply them.
 //!
 //! ```text
 //!   Rule ── render ─▶ line ─▶ Restore ─▶ Iptables::restore ─▶ iptables-restore ─▶ kernel
@@ -13,8 +13,9 @@
 //! [`Iptables`] represents the programs of one backend, for both IP families. `iptables-save` reads
 //! rules and `iptables-restore` writes them. Each process handles many rules.
 //!
-//! Without a process, the kernel reports whether rules exist, whether they have changed, and
-//! whether it would accept rules. [`Program`] runs the programs. Each failure has a [`Kind`].
+//! Queries to the kernel report without a process whether rules exist, whether they have changed,
+//! and whether the kernel would accept rules. [`Program`] runs the programs. Each failure has a
+//! [`Kind`].
 //!
 //! This crate knows neither Kubernetes nor the rules of any mode.
 

@@ -24,7 +24,8 @@ use crate::obstacles::{TakenChain, nft_name};
 use crate::program::{Limit, Program};
 use crate::saved::Line;
 
-/// Prefix of the chains of kube-proxies and kubelets. These chains contain only iptables rules.
+/// Prefix of the chains that kube-proxies and kubelets create. These chains normally contain only
+/// iptables rules.
 pub(crate) const PREFIX: &str = "KUBE-";
 /// Number of attempts to read a table that changes during each attempt.
 const ATTEMPTS: usize = 5;
@@ -42,7 +43,7 @@ pub(crate) enum UnprintedPart {
     Rest,
 }
 
-/// The part of the rules that `iptables-nft-save` has printed.
+/// Tables and chains that `iptables-nft-save` has printed so far.
 #[derive(Debug, Default)]
 pub(crate) struct PrintedTables {
     tables: BTreeSet<String>,
@@ -99,12 +100,12 @@ impl PrintedTables {
         self.held.push(line.to_owned());
     }
 
-    /// Returns the table whose end the program has not printed, if any.
+    /// Returns the table whose output has no end (`COMMIT`), if any.
     pub(crate) fn cut_short(&self) -> Option<&str> {
         self.open.as_deref()
     }
 
-    /// Returns the unprinted parts of the existing tables.
+    /// Returns the parts of the `existing` tables that the program did not print.
     pub(crate) fn gaps(&self, existing: &[&'static str]) -> Vec<(&'static str, UnprintedPart)> {
         let gap = |table: &'static str| {
             if self.open.as_deref() == Some(table) {
@@ -121,7 +122,7 @@ impl PrintedTables {
     }
 }
 
-/// A function that finds the program `iptables-restore`, which can list single chains.
+/// A function that finds the program `iptables-restore`, which can list single chains (`-S CHAIN`).
 type Restore<'a> = &'a (dyn Fn() -> Result<Program, IptablesError> + Sync);
 
 /// Reads the lines of a table that `iptables-save` did not print, and passes them to `line`.
@@ -187,7 +188,8 @@ struct Listing<'a> {
 }
 
 impl Listing<'_> {
-    /// Returns the rules of these chains, in the form that `iptables-save` prints.
+    /// Returns the rules of `chains`, as `iptables-save` prints them. Lists chains of iptables
+    /// rules with iptables, and reads chains with nft rules from the kernel.
     fn rules(
         &self,
         chains: &[KernelChain],
@@ -248,7 +250,7 @@ impl Listing<'_> {
         Err(self.unreadable("too many of its chains hold rules of nft".to_owned()))
     }
 
-    /// Runs iptables to list the rules of chains.
+    /// Lists the rules of `chains` with one iptables process, and appends them to `lines`.
     ///
     /// # Errors
     ///
@@ -341,7 +343,7 @@ pub(crate) fn built_in(
             3 => "OUTPUT",
             _ => "POSTROUTING",
         };
-        // Chains for source NAT have a higher priority number.
+        // Chains for source NAT (hooks input and postrouting) have priority 100 instead of -100.
         let priority = match hook {
             1 | 4 if is_nat => 100,
             _ => priority,
@@ -378,8 +380,8 @@ fn declaration(table: &str, chain: &KernelChain) -> String {
     }
 }
 
-/// Returns the chain that iptables cannot list, from an error such as "chain `X' in table `nat' is
-/// incompatible".
+/// Returns the chain that iptables cannot list, parsed from an error such as "chain
+/// `X' in table `nat' is incompatible".
 fn incompatible_chain(error: &IptablesError) -> Option<&str> {
     let IptablesError::Failed { said, .. } = error else {
         return None;
@@ -398,7 +400,7 @@ fn printed_chain(line: &str) -> Option<&str> {
 /// Moves the counters of `-A CHAIN ... -c PACKETS BYTES -j TARGET` to the front, where
 /// `iptables-save -c` prints them.
 fn counted(line: &str) -> Option<String> {
-    // A comment may contain `-c`, too. The counters of the rule are the last match.
+    // Uses the last ` -c `, because the text of a comment may contain the same characters.
     let (before, rest) = line.rsplit_once(" -c ")?;
     let mut words = rest.splitn(3, ' ');
     let (packets, bytes) = (words.next()?, words.next()?);
@@ -411,11 +413,11 @@ fn counted(line: &str) -> Option<String> {
     Some(format!("[{packets}:{bytes}] {before}{after}"))
 }
 
-/// Returns the chains that iptables cannot use in the tables to which kube-proxies write. There are
-/// two kinds:
+/// Returns the chains that iptables cannot use in the tables mangle, filter and nat. There are two
+/// kinds:
 ///
 /// * a built-in chain that nft has created with another hook, type or priority;
-/// * a kube-proxy's chain that nft has created as a base chain.
+/// * a `KUBE-*` chain that nft has created as a base chain.
 pub(crate) fn taken_chains(family: IpFamily) -> Result<Vec<TakenChain>, Error> {
     let Some(mut reader) = KernelReader::open(family)? else {
         return Ok(Vec::new());
@@ -490,7 +492,7 @@ mod tests {
         assert!(printed.gaps(&["nat"]).is_empty());
     }
 
-    // Output of iptables 1.8.9.
+    // The texts in the next two tests are output of iptables 1.8.9.
 
     #[test]
     fn a_table_that_iptables_save_omits_is_reported() {

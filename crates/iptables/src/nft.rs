@@ -138,7 +138,8 @@ fn read(
     Ok((tables.map(|(table, _)| table).collect(), generation))
 }
 
-/// Returns the chains of the iptables tables, or `None` if the query fails.
+/// Returns the chains of the tables mangle, filter and nat, or `None` if the query fails. Returns
+/// no chains if the kernel lacks nf_tables.
 pub(crate) fn chains(family: IpFamily) -> Option<Vec<(Table, String)>> {
     let chains = Connection::open(Protocol::Netfilter).and_then(|mut connection| {
         let answer = connection.dump(NFT_MSG_GETCHAIN, 0, |w| header(w, family))?;
@@ -218,7 +219,7 @@ pub(crate) fn has_match(family: IpFamily, name: &str, revision: u8) -> Result<()
     answer.map(drop)
 }
 
-/// Checks that nftables supports the family.
+/// Checks that nf_tables supports tables of this IP family.
 fn probe_table(connection: &mut Connection, family: IpFamily) -> RuleSupport {
     dry_run(connection, &begin(family))
 }
@@ -262,7 +263,7 @@ fn extension(w: &mut Writer<'_>, kind: &str, name: &str, revision: u32, info: &[
     });
 }
 
-/// Returns the first messages of a transaction. These messages create a dormant table, so the
+/// Returns the messages that begin a test transaction. They create a dormant table, so that the
 /// kernel registers no hook.
 fn begin(family: IpFamily) -> Batch {
     let mut batch = Batch::new();

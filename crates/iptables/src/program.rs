@@ -20,12 +20,12 @@ const SYSTEM_PATH: &str = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/b
 /// Size of each buffer for input or output, in bytes.
 const CHUNK: usize = 64 * 1024;
 
-/// A function that writes a program's standard input.
+/// A function that writes the standard input of a program.
 pub type Input<'a> = &'a mut (dyn FnMut(&mut dyn Write) -> io::Result<()> + Send);
 /// A function that reads a program's standard output.
 pub type Output<'a> = &'a mut (dyn FnMut(&mut dyn BufRead) + Send);
 
-/// An installed program, by its path.
+/// An installed program, identified by the path of its file.
 #[derive(Debug, Clone)]
 pub struct Program(PathBuf);
 
@@ -102,7 +102,8 @@ impl Program {
     ) -> io::Result<ProgramExit> {
         let limit = limit.into();
         let deadline = Instant::now() + limit.whole;
-        // A memory file accepts all error messages, even if no thread reads them yet.
+        // stderr goes to a memory file, which accepts all messages even if no thread reads them
+        // yet.
         let mut stderr = File::from(memfd_create("stderr", MemfdFlags::CLOEXEC)?);
         let stdin = match input {
             Some(_) => Stdio::piped(),

@@ -1,5 +1,5 @@
-//! The rules of the last read, with the kernel's state at the time of the read. The state shows
-//! whether the rules are still current.
+//! Stores the rules of the last read, with a number that shows whether these rules are still
+//! current.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -10,15 +10,15 @@ use inet::IpFamily;
 use crate::backend::Backend;
 use crate::obstacles::DormantTable;
 
-/// Maximum size in bytes of the rules' text that `Readings` stores. The rules of other programs may
-/// make the text larger.
+/// Maximum size in bytes of the rules' text that [`Readings`] stores. The rules of other programs
+/// may make the text larger.
 pub(crate) const MOST: usize = 256 * 1024;
 
 /// Longest wait for the program that writes rules of the other IP family. After this time, both
 /// families write in parallel. The kernel or the programs' own lock then orders the writes.
 const TURN_LIMIT: Duration = Duration::from_secs(1);
 
-/// State of one backend's tables of a family, as the kernel reports it without a program.
+/// State of one backend's tables in one IP family, as queried from the kernel without a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TablesState {
     /// The kernel cannot have rules of this backend.
@@ -30,7 +30,7 @@ pub(crate) enum TablesState {
     Holds(Option<u64>),
 }
 
-/// The kernel's support for rules of a backend, as the kernel reports it without a program.
+/// The kernel's support for rules of one backend, as queried from the kernel without a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RuleSupport {
     Works,
@@ -43,7 +43,7 @@ pub(crate) enum RuleSupport {
     Unknown,
 }
 
-/// The rules that were last read in one network namespace, for each backend and family.
+/// The rules that were last read in one network namespace: one slot for each backend and IP family.
 #[derive(Debug, Default)]
 pub(crate) struct Readings {
     slots: [Slot; 4],
@@ -51,8 +51,8 @@ pub(crate) struct Readings {
     has_written: Condvar,
 }
 
-/// The turn to write, which only one writer has at a time. A writer that has waited too long writes
-/// without the turn.
+/// The right to write rules, which one writer has at a time. A writer that has waited too long
+/// writes without this right.
 #[derive(Debug)]
 pub(crate) struct Turn<'a> {
     of: &'a Readings,
@@ -64,11 +64,12 @@ pub(crate) struct Turn<'a> {
 pub(crate) struct Slot {
     last: Mutex<Option<Reading>>,
     works: AtomicBool,
-    /// Dormant tables that the log has named.
+    /// Dormant tables that the log has already reported.
     dormant: Mutex<Vec<DormantTable>>,
 }
 
-/// The text of all rules, and the number by which the kernel identifies this state of the rules.
+/// The text of all rules, and a number that identifies this state of the rules: the nf_tables
+/// generation, or a digest of the legacy tables.
 #[derive(Debug)]
 pub(crate) struct Reading {
     pub(crate) number: u64,
@@ -136,7 +137,8 @@ impl Slot {
         }
     }
 
-    /// Replaces the dormant tables that the log has named. Returns the previously named tables.
+    /// Stores the dormant tables that the log has now reported. Returns the previously stored
+    /// tables.
     pub(crate) fn replace_dormant(&self, now: &[DormantTable]) -> Vec<DormantTable> {
         let mut dormant = self.dormant.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut dormant, now.to_vec())

@@ -1,6 +1,7 @@
-//! The input of `iptables-restore --noflush`, which changes only the named chains.
+//! Writes input for `iptables-restore --noflush`, which changes only the chains that its input
+//! names.
 //!
-//! Rules are lines that begin with `-A CHAIN`, as this crate renders and reads them.
+//! A rule is passed as a line that begins with `-A CHAIN`, as this crate renders and reads rules.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -18,7 +19,7 @@ impl<'a> Restore<'a> {
         Self { sink }
     }
 
-    /// Begins a table.
+    /// Begins the commands for a table (`*TABLE`).
     ///
     /// # Errors
     ///
@@ -36,7 +37,7 @@ impl<'a> Restore<'a> {
         writeln!(self.sink, ":{chain} - [0:0]")
     }
 
-    /// Appends a rule to its chain.
+    /// Appends a rule to its chain. The text `rule` begins with `-A CHAIN`.
     ///
     /// # Errors
     ///
@@ -45,7 +46,8 @@ impl<'a> Restore<'a> {
         writeln!(self.sink, "{rule}")
     }
 
-    /// Appends several rules to their chain. Each rule ends with a line feed.
+    /// Appends several rules to their chains. Each line begins with `-A CHAIN`, and ends with a
+    /// line feed.
     ///
     /// # Errors
     ///
@@ -54,7 +56,7 @@ impl<'a> Restore<'a> {
         self.sink.write_all(rules.as_bytes())
     }
 
-    /// Inserts a rule at the head of its chain.
+    /// Inserts a rule at the head of its chain. The text `rule` begins with `-A CHAIN`.
     ///
     /// # Errors
     ///
@@ -63,7 +65,7 @@ impl<'a> Restore<'a> {
         writeln!(self.sink, "-I{}", behind_verb(rule))
     }
 
-    /// Deletes the first rule that equals `rule`.
+    /// Deletes the first rule that equals `rule`. The text `rule` begins with `-A CHAIN`.
     ///
     /// # Errors
     ///
@@ -72,7 +74,7 @@ impl<'a> Restore<'a> {
         writeln!(self.sink, "-D{}", behind_verb(rule))
     }
 
-    /// Empties a chain that this text has created and filled before.
+    /// Empties a chain that earlier lines of the same input have filled (`-F`).
     ///
     /// # Errors
     ///
@@ -81,7 +83,7 @@ impl<'a> Restore<'a> {
         writeln!(self.sink, "-F {chain}")
     }
 
-    /// Removes a chain that has no rules and is the target of no rule.
+    /// Removes a chain (`-X`). The chain must have no rules, and no rule may jump to it.
     ///
     /// # Errors
     ///
@@ -90,7 +92,7 @@ impl<'a> Restore<'a> {
         writeln!(self.sink, "-X {chain}")
     }
 
-    /// Ends the commands of a table, which makes iptables apply them.
+    /// Ends the commands of a table (`COMMIT`), which makes iptables apply them.
     ///
     /// # Errors
     ///
@@ -104,7 +106,7 @@ fn behind_verb(rule: &str) -> &str {
     rule.strip_prefix("-A").unwrap_or(rule)
 }
 
-/// Returns the text that `write` writes.
+/// Returns the `iptables-restore` input that `write` produces.
 pub fn restore_text(write: impl FnOnce(&mut Restore<'_>) -> io::Result<()>) -> String {
     let mut text = Vec::new();
     // Writing to a `Vec` cannot fail.

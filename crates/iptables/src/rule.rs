@@ -29,8 +29,8 @@ pub enum Match {
     Protocol(Protocol),
     /// The packet is ICMP of this family.
     Icmp(IpFamily),
-    /// The packet is an ICMP echo request of this family. The rule must match ICMP before this
-    /// match.
+    /// The packet is an ICMP echo request of this family. The rule also needs [`Match::Icmp`],
+    /// which comes first.
     EchoRequest(IpFamily),
     /// Always true. Adds a comment for readers of the rules.
     Comment(Cow<'static, str>),
@@ -106,7 +106,7 @@ impl FlowState {
     }
 }
 
-/// The side of a packet that the rule compares with one dimension of a set.
+/// Side of a packet, source or destination, that a rule compares with one dimension of an ipset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Field {
     /// The packet's source (`src`).
@@ -154,7 +154,7 @@ pub enum SourcePort {
 }
 
 impl Target {
-    /// Returns a target that sets these bits of the mark.
+    /// Returns a target that sets these bits in the packet's mark.
     pub const fn set_mark(bits: u32) -> Self {
         Self::Mark {
             value: bits,
@@ -162,7 +162,7 @@ impl Target {
         }
     }
 
-    /// Returns a target that flips these bits of the mark.
+    /// Returns a target that flips these bits in the packet's mark.
     pub const fn flip_mark(bits: u32) -> Self {
         Self::Mark {
             value: bits,
@@ -435,7 +435,7 @@ fn joined(words: impl Iterator<Item = &'static str>, f: &mut fmt::Formatter<'_>)
     Ok(())
 }
 
-/// Returns the mask that covers a whole address of this family.
+/// Returns the netmask of a single address in this family.
 fn whole(family: IpFamily) -> &'static str {
     match family {
         IpFamily::V4 => "255.255.255.255",

@@ -1,5 +1,5 @@
-//! The parser of `iptables-save`, line by line. The parser borrows words from the line, and copies
-//! only words with an escaped character.
+//! Parses the output of `iptables-save`, line by line. Words are borrowed from the line, except
+//! words with escaped characters or with quotation marks in the middle.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -46,7 +46,7 @@ impl<'a> Line<'a> {
     }
 }
 
-/// A rule with its counters, as `iptables-save -c` prints it.
+/// A rule with its packet counter, as `iptables-save -c` prints it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CountedRule<'a> {
     /// Number of matched packets. In the table nat, this is the number of matched connections,
@@ -102,21 +102,21 @@ impl<'a> RuleLine<'a> {
         })
     }
 
-    /// Returns the target: another chain, or an action of the kernel.
+    /// Returns the rule's target, if any: a chain, or an action such as `ACCEPT`.
     pub fn target(&self) -> Option<Cow<'a, str>> {
         let mut options = self.options();
         options.find(|word| word == "-j" || word == "-g")?;
         options.next()
     }
 
-    /// Returns the text of the first comment.
+    /// Returns the text of the rule's first comment, if any.
     pub fn comment(&self) -> Option<Cow<'a, str>> {
         let mut words = self.words();
         words.find(|word| word == COMMENT)?;
         words.next()
     }
 
-    /// Reports whether the rule matches packets against this ipset.
+    /// Reports whether the rule uses this ipset, in a match or in a target (`--map-set`).
     pub fn asks_set(&self, name: &str) -> bool {
         let mut options = self.options();
         while options.any(|word| word == "--match-set" || word == "--map-set") {
@@ -153,7 +153,8 @@ impl<'a> Iterator for Words<'a> {
         if self.rest.is_empty() {
             return None;
         }
-        // A search by bytes is sufficient: none of these bytes can be part of a longer character.
+        // A search by bytes is sufficient: none of these bytes can be part of a multi-byte
+        // character.
         let is_special = |byte: u8| matches!(byte, b' ' | b'"' | b'\\');
         let special = self.rest.bytes().position(is_special);
         let (word, after) = self.rest.split_at(special.unwrap_or(self.rest.len()));

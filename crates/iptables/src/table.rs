@@ -1,4 +1,4 @@
-//! Tables and chains by name.
+//! Names of iptables tables and chains.
 
 use std::fmt;
 
@@ -27,7 +27,7 @@ impl Table {
         }
     }
 
-    /// Returns the table with this name.
+    /// Returns the table with this name, or `None` for a table to which no kube-proxy writes.
     pub fn find(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|table| table.name() == name)
     }

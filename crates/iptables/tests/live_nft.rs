@@ -67,8 +67,7 @@ fn a_table_with_native_nft_rules_is_read() {
         ] {
             assert!(saved.lines().any(|each| each == line), "{line}: {saved}");
         }
-        // After the test deletes nft's rule, iptables lists the same rules as before the test added
-        // it.
+        // After nft's rule is deleted, iptables lists the same rules as before that rule was added.
         let listed = nft("list chain ip nat POSTROUTING");
         let native = listed.lines().find(|line| line.contains("10.9.0.0"));
         let handle = native.unwrap().rsplit(' ').next().unwrap();
@@ -132,8 +131,8 @@ fn rules_that_iptables_cannot_print_do_not_hide_their_table() {
             let native = format!("-A {chain} [nft] -j [nft]");
             assert!(found.contains(&native), "{found:?}");
         }
-        // iptables cannot delete rules that follow this rule in the chain. The error names the next
-        // step for the operator.
+        // iptables cannot delete a rule behind the nft rule that the next line adds. The error
+        // names the next step for the operator.
         nft("add rule ip nat PREROUTING meta cpu 9 accept");
         let behind =
             "*nat\n-A PREROUTING -j KUBE-SERVICES\n-D PREROUTING -j KUBE-SERVICES\nCOMMIT\n";
@@ -142,7 +141,7 @@ fn rules_that_iptables_cannot_print_do_not_hide_their_table() {
         assert!(error.to_string().contains("nft list ruleset"), "{error}");
         nft("flush chain ip nat PREROUTING");
         let before = before - 1;
-        // Creates more chains than the maximum number of processes that may list one table.
+        // Creates more chains with nft rules than the number of processes that may list one table.
         for number in 0..12 {
             nft(&format!("add chain ip nat own{number}"));
             nft(&format!("add rule ip nat own{number} {unknown}"));

@@ -199,7 +199,8 @@ struct SetMessage {
     timeout: Option<u64>,
     size: Option<u32>,
     comment: Option<Arc<str>>,
-    /// User data of the set, which identifies the packet fields of the key's parts.
+    /// Packet fields of the key's parts, as encoded in the set's user data. Empty if `nft` stored
+    /// none.
     key_type_of: Vec<u8>,
 }
 
@@ -249,7 +250,7 @@ impl SetMessage {
         }
     }
 
-    /// Returns the [`TypeOf`] whose encoding equals the set's user data.
+    /// Returns the [`TypeOf`] whose encoding equals `key_type_of`, or `None` if no encoding does.
     fn type_of(&self) -> Option<TypeOf> {
         let key = self.key();
         let noted = |of: Option<TypeOf>| concatenation(&key, of);
@@ -474,7 +475,7 @@ fn verdict(attribute: &Attribute<'_>) -> Result<Option<Verdict>, Malformed> {
     })
 }
 
-/// A rule in the kernel that still refers to its anonymous sets by name.
+/// A decoded rule that still refers to its anonymous sets by name.
 pub(crate) struct RuleMessage {
     pub(crate) chain: Name,
     pub(crate) handle: u64,
@@ -483,7 +484,7 @@ pub(crate) struct RuleMessage {
 }
 
 impl RuleMessage {
-    /// Returns the rule. The rule refers to its sets by name.
+    /// Returns the rule with its handle. The rule still refers to anonymous sets by name.
     pub(crate) fn found(self) -> KernelRule {
         KernelRule {
             handle: self.handle,

@@ -23,12 +23,13 @@ pub(crate) use expression::nat_flags_implied;
 use set::Sets;
 pub(crate) use set::concatenation;
 
-/// Largest number of bytes of elements in one message, because the length of an attribute is a
-/// `u16`. The largest element (key, verdict with a chain name, comment) needs about 700 bytes.
+/// Size in bytes of the elements in one message at which a new message begins. An attribute's
+/// length is a `u16`, and the largest element (key, verdict with a chain name, comment) needs about
+/// 700 bytes.
 const ELEMENT_BYTES: usize = 63 * 1024;
 
 /// Largest size in bytes of a transaction's first change for which this crate requests an echo. The
-/// kernel echoes one message for each element, so the echo of a large change could be too long.
+/// kernel echoes one message for each element, so a large echo could exceed the socket buffer.
 const TOLD_BYTES: usize = 4 * 1024;
 
 /// A transaction encoded as messages, ready for one send.
@@ -47,7 +48,7 @@ pub struct PreparedTransaction {
 }
 
 impl PreparedTransaction {
-    /// Encodes the messages. If `expected` is set, the kernel commits the transaction only if the
+    /// Encodes a transaction. If `expected` is set, the kernel commits the transaction only if the
     /// ruleset still has this generation.
     pub fn new(transaction: &Transaction, expected: Option<Generation>) -> Self {
         let mut prepared = Self::without_end(transaction, expected);
@@ -64,8 +65,8 @@ impl PreparedTransaction {
         prepared
     }
 
-    /// Encodes the messages without the message that ends the batch. Without the end, the kernel
-    /// checks each message and then rolls back all of them (`nfnetlink_rcv_batch`).
+    /// Encodes a transaction without the message that ends the batch. Without this message, the
+    /// kernel checks each change and then rolls back all of them (`nfnetlink_rcv_batch`).
     pub(crate) fn without_end(transaction: &Transaction, expected: Option<Generation>) -> Self {
         let mut batch = Batch::new();
         batch.push(BATCH_BEGIN, 0, |w| {
@@ -115,7 +116,8 @@ impl PreparedTransaction {
         self.last == 0
     }
 
-    /// Returns the index of the message whose acknowledgement proves that all messages arrived.
+    /// Returns the index of the last change's last message. If the kernel acknowledges this
+    /// message, all messages have arrived.
     pub(crate) fn last(&self) -> usize {
         self.last
     }
@@ -175,9 +177,8 @@ pub(crate) fn list_one(w: &mut Writer<'_>, table: &str, set: &str, key: Option<&
     });
 }
 
-/// Reference to the set of an element, by name or by number. A number is faster. The kernel finds a
-/// set of the same transaction directly by its number, but compares a name with all sets of the
-/// table.
+/// Reference to the set that elements belong to, by name or by number. A number is faster: the
+/// kernel searches only the transaction for a number, but all sets of the table for a name.
 #[derive(Clone, Copy)]
 enum TargetSet<'a> {
     Named(&'a str),
@@ -305,7 +306,7 @@ impl Encoder<'_> {
         });
     }
 
-    /// Writes elements, in as many messages as necessary.
+    /// Writes elements of one set, in as many messages as necessary.
     fn elements(&mut self, command: u16, flags: u16, name: TargetSet<'_>, mut all: &[Element]) {
         let table = self.table;
         // Writes no message without elements: the kernel would flush the set.
@@ -332,8 +333,9 @@ impl Encoder<'_> {
         }
     }
 
-    /// Writes the anonymous sets of a rule, and then the rule. `at` is the attribute that sets the
-    /// rule's position: its kind, and the handle of another rule.
+    /// Writes the anonymous sets of a rule, and then the rule. `at` is an attribute with the handle
+    /// of an existing rule: `rule::POSITION` to insert before that rule, `rule::HANDLE` to replace
+    /// it. `None` appends.
     fn rule(&mut self, flags: u16, chain: &str, at: Option<(u16, u64)>, new: &Rule) {
         let table = self.table;
         let mut id = self.sets.peek_id();
@@ -385,7 +387,7 @@ impl Encoder<'_> {
     }
 }
 
-/// Returns the anonymous set that an expression defines.
+/// Returns the anonymous set that an expression uses, if any.
 pub(crate) fn anonymous_set(expression: &Expression) -> Option<&AnonymousSet> {
     match expression.set()? {
         SetRef::Anonymous(set) => Some(set),

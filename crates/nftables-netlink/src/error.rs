@@ -131,19 +131,19 @@ fn words(refused: &[RefusedChange]) -> String {
     )
 }
 
-/// Returns the error for a missing privilege.
+/// Returns the error for a process that lacks the privilege to use nf\_tables.
 pub(crate) fn permission() -> Error {
     Error::Netlink(netlink_batch::Error::Permission {
         protocol: netlink_batch::Protocol::Netfilter,
     })
 }
 
-/// Returns true if the error number `errno` means that the kernel lacks nf\_tables.
+/// Returns true if `errno` is the kernel's error for missing nf\_tables support.
 pub(crate) const fn is_absence(errno: i32) -> bool {
     errno == libc::EOPNOTSUPP
 }
 
-/// Converts the kernel's `ENOENT` into `None`.
+/// Converts the kernel's `ENOENT` into `None`. Returns any other error unchanged.
 pub(crate) fn unless_absent<T>(answer: Result<T, impl Into<Error>>) -> Result<Option<T>, Error> {
     match answer.map_err(Into::into) {
         Ok(answer) => Ok(Some(answer)),

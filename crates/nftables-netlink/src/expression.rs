@@ -1,4 +1,4 @@
-//! Expressions of rules. Each variant is an expression of the kernel that this project needs
+//! Expressions of rules: the subset of the kernel's expressions that this project needs
 //! (linux/netfilter/nf_tables.h).
 
 use std::sync::Arc;
@@ -10,7 +10,8 @@ pub use crate::kernel_enums::{
 use crate::object::AnonymousSet;
 use crate::value::{Bytes, Name, Register, Verdict};
 
-/// A step of a rule. Reads and writes registers; a failed comparison ends the rule.
+/// One step of a rule. It reads and writes registers. If a comparison fails, the kernel skips the
+/// rest of the rule.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Expression {
     /// Loads bytes of the packet into a register (`payload`).
@@ -134,8 +135,9 @@ pub enum Expression {
         address: Option<Register>,
         /// Register of the new port, or `None` to keep the port.
         port: Option<Register>,
-        /// NAT flags (`NF_NAT_RANGE_*`), except the lowest two flags. The kernel derives these two
-        /// flags from `address` and `port`, so writes ignore them and reads clear them.
+        /// NAT flags (`NF_NAT_RANGE_*`) without `NF_NAT_RANGE_MAP_IPS` and
+        /// `NF_NAT_RANGE_PROTO_SPECIFIED`. The kernel derives these two flags from `address` and
+        /// `port`, so writes ignore them and reads clear them.
         flags: u32,
     },
     /// Replaces the source address with the outgoing interface's address (`masq`).
@@ -147,7 +149,8 @@ pub enum Expression {
     Redirect {
         /// Register of the new destination port, or `None` to keep the port.
         port: Option<Register>,
-        /// NAT flags (`NF_NAT_RANGE_*`), except bit 2. The kernel derives this bit from `port`.
+        /// NAT flags (`NF_NAT_RANGE_*`) without `NF_NAT_RANGE_PROTO_SPECIFIED` (2), which the
+        /// kernel derives from `port`.
         flags: u32,
     },
     /// Looks up an address of the packet in the routing tables (`fib`).
@@ -172,8 +175,8 @@ pub enum Expression {
     },
     /// Drops the packet and notifies its sender (`reject`).
     Reject {
-        /// Kind of message (`NFT_REJECT_*`): 0 is an ICMP error, 1 a TCP reset, 2 an ICMP error of
-        /// either family.
+        /// Kind of message (`NFT_REJECT_*`): 0 is an ICMP error, 1 a TCP reset, 2 an ICMP error in
+        /// the packet's IP family (`icmpx`).
         kind: u32,
         /// Code of the ICMP error. Unused in a TCP reset.
         code: u8,
@@ -214,13 +217,13 @@ pub enum Expression {
         /// Register with the new value.
         from: Register,
     },
-    /// Swaps the bytes of numbers (`byteorder`).
+    /// Converts numbers between host and network byte order (`byteorder`).
     ByteOrder {
         /// Register with the numbers.
         from: Register,
         /// Register that receives the numbers with swapped bytes.
         to: Register,
-        /// Length of all numbers in bytes.
+        /// Total length of the numbers, in bytes.
         len: u32,
         /// Length of one number in bytes: 2, 4 or 8.
         size: u32,

@@ -1,4 +1,5 @@
-//! nf\_tables over netlink: typed rules, sets and maps, one transaction in one send.
+//! Reads and writes nf\_tables over netlink: typed rules, sets and maps, each transaction in one
+//! send.
 //!
 //! ```text
 //!  Transaction { [Change] } ── PreparedTransaction ──▶ begin │ message ... │ end ── one send ──▶
@@ -9,8 +10,8 @@
 //!  Subscription ── the changed table, and the author   Nftables::probe ── missing features
 //! ```
 //!
-//! Messages equal those of `nft` 1.0.6 byte for byte, except for the names of anonymous sets. So
-//! any version of `nft` can list the objects.
+//! The messages equal those of `nft` 1.0.6 byte for byte, except for the names of anonymous sets.
+//! So any version of `nft` can list the objects that this crate creates.
 //!
 //! This crate encodes its own messages for two reasons:
 //!

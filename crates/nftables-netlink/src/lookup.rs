@@ -56,7 +56,7 @@ impl Nftables {
         Ok(None)
     }
 
-    /// Requests a set without its elements.
+    /// Requests one set by name, without its elements, and returns the kernel's reply.
     pub(crate) fn set_message(
         &mut self,
         family: Family,

@@ -1,4 +1,4 @@
-//! Makes the kernel load the modules of a transaction one after the other.
+//! Makes the kernel load the modules that a transaction needs, a few at a time.
 //!
 //! If the kernel lacks a module for a change, it aborts the transaction, loads the module and
 //! starts the transaction again. Linux 6.12 then requests again each module that the transaction
@@ -43,7 +43,7 @@ fn requirements(change: &Change) -> Vec<Requirement> {
     }
 }
 
-/// Returns the lengths of the beginnings of `changes` that end with a new [`Requirement`].
+/// Returns the lengths of those prefixes of `changes` whose last change adds a new [`Requirement`].
 fn beginnings(changes: &[Change]) -> Vec<usize> {
     let mut known = HashSet::new();
     let lengths = changes.iter().zip(1..).filter_map(|(change, length)| {
@@ -55,9 +55,9 @@ fn beginnings(changes: &[Change]) -> Vec<usize> {
 }
 
 impl Nftables {
-    /// Makes the kernel load the modules that a transaction needs. Commits nothing, and ignores
-    /// refusals. Lets the kernel check longer and longer beginnings of the transaction. Each check
-    /// needs only a few further modules.
+    /// Makes the kernel load the modules that a transaction needs, without a commit. The kernel
+    /// checks longer and longer prefixes of the transaction, so each check loads only a few
+    /// modules. Stops at the first refusal.
     pub(crate) fn load_modules(&mut self, transaction: &Transaction) {
         for length in beginnings(&transaction.changes) {
             let changes = transaction.changes.iter().take(length).cloned();

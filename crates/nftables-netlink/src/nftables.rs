@@ -16,8 +16,8 @@ use crate::transaction::{Generation, Transaction};
 use crate::value::Family;
 use crate::wire::{chain, command, elements, message, object, rule, set};
 
-/// Largest number of times that this crate sends a transaction again because the kernel requests a
-/// restart.
+/// Largest number of times that this crate sends a transaction. The kernel may request a restart
+/// after each send.
 const RESTARTS: u32 = 8;
 /// Largest number of attempts to read a set that the kernel is resizing.
 const DUMPS: u32 = 8;
@@ -118,7 +118,7 @@ impl Nftables {
         self.commit_prepared(&mut PreparedTransaction::new(transaction, expected))
     }
 
-    /// Commits an encoded transaction.
+    /// Commits an encoded transaction, and returns the new generation.
     ///
     /// # Errors
     ///
@@ -153,8 +153,8 @@ impl Nftables {
         }
     }
 
-    /// Checks that the kernel accepts each change. The kernel validates the changes, loads modules,
-    /// and rolls back. It sends no event, and keeps the generation.
+    /// Makes the kernel check each change without a commit. The kernel loads missing modules, and
+    /// then rolls back: it sends no event, and the generation stays the same.
     ///
     /// Like `nft --check` on Linux 6.18, this function does not detect errors that concern the
     /// whole transaction, such as a loop of jumps.
@@ -167,7 +167,8 @@ impl Nftables {
         self.check_whole(transaction)
     }
 
-    /// Checks a transaction without a separate step that loads modules.
+    /// Checks a transaction like [`Nftables::check`], but does not load the modules in small steps
+    /// first.
     pub(crate) fn check_whole(&mut self, transaction: &Transaction) -> Result<(), CommitError> {
         let mut prepared = PreparedTransaction::without_end(transaction, None);
         if prepared.is_empty() {
@@ -176,7 +177,8 @@ impl Nftables {
         self.taken(&mut prepared).map(drop)
     }
 
-    /// Sends the transaction. Repeats the send while the kernel requests a restart.
+    /// Sends a transaction, and returns the kernel's replies. Sends it again if the kernel requests
+    /// a restart, up to `RESTARTS` times in total.
     fn taken(&mut self, prepared: &mut PreparedTransaction) -> Result<Replies, CommitError> {
         let mut restarts = 0;
         loop {
@@ -362,7 +364,7 @@ impl Nftables {
         })
     }
 
-    /// Requests a dump of all objects of one kind, and parses them.
+    /// Requests a dump with the command `of`, and passes each message of the reply to `take`.
     fn dump<T: Default>(
         &mut self,
         of: u16,

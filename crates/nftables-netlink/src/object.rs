@@ -1,4 +1,4 @@
-//! Objects of a table: chains, sets, elements, counters.
+//! Types for nf\_tables tables, and for the chains, sets, elements and counters in them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,10 +33,10 @@ impl Table {
 /// State of a table: active or dormant.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Activity {
-    /// Base chains of the table receive packets.
+    /// State in which the table's base chains receive packets.
     #[default]
     Active,
-    /// Base chains of the table receive no packets (`flags dormant`).
+    /// State in which the table's base chains receive no packets (`flags dormant`).
     Dormant,
 }
 
@@ -67,9 +67,9 @@ pub struct BaseChain {
 /// Type of a base chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ChainKind {
-    /// Chain for every packet (`filter`).
+    /// Chain that sees every packet (`filter`).
     Filter,
-    /// Chain for the first packet of each connection (`nat`).
+    /// Chain that sees only the first packet of each connection (`nat`).
     Nat,
     /// Chain on the output hook that makes the kernel route a changed packet again (`route`).
     Route,
@@ -85,7 +85,7 @@ impl ChainKind {
     }
 }
 
-/// Hook of the kernel's packet path (`NF_INET_*`).
+/// Netfilter hook on a packet's path through the kernel (`NF_INET_*`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Hook {
@@ -116,7 +116,7 @@ pub enum Policy {
 pub struct Set {
     /// Name of the set.
     pub name: Name,
-    /// Types of the key's parts. More than one part is a concatenation.
+    /// Data types of the key's parts. A key with more than one part is a concatenation.
     pub key: Vec<DataType>,
     /// Kind of data that elements hold.
     pub kind: SetKind,
@@ -128,9 +128,9 @@ pub struct Set {
     pub timeout: Option<Timeout>,
     /// Largest number of elements, or `None` for no limit.
     pub size: Option<u32>,
-    /// Packet fields of keys and values, if any. The kernel stores them together with the comment.
-    /// `nft` needs these fields to print some sets: those whose key contains a number, or whose
-    /// values are ports.
+    /// Packet fields that the keys and values come from (`typeof` in `nft`), if known. The kernel
+    /// stores them in the set's user data, next to the comment. `nft` needs them to print a set
+    /// whose key contains a number, or whose values are ports.
     pub type_of: Option<TypeOf>,
     /// Comment in `nft`'s format (`NFTA_SET_USERDATA`), if any.
     pub comment: Option<Arc<str>>,
@@ -154,7 +154,7 @@ impl Set {
     }
 }
 
-/// Packet field of each address, port or number in a key or value:
+/// Packet fields of the addresses, ports and numbers in a key or value (`typeof` in `nft`):
 ///
 /// - an address is the packet's destination;
 /// - a port is the destination port of this protocol;
@@ -177,7 +177,7 @@ impl TypeOf {
 /// Timeout of the elements of a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Timeout {
-    /// Each element sets its own timeout.
+    /// No default: each element sets its own timeout.
     OfElements,
     /// Default timeout, for elements that set no timeout of their own.
     Default(Duration),
@@ -197,7 +197,7 @@ pub enum SetKind {
 /// A set or map that belongs to one rule, with its elements.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct AnonymousSet {
-    /// Types of the key's parts.
+    /// Data types of the key's parts.
     pub key: Vec<DataType>,
     /// Kind of data that elements hold.
     pub kind: SetKind,
@@ -275,7 +275,7 @@ impl Element {
     }
 }
 
-/// A named set in the kernel, with its handle.
+/// A named set as the kernel returns it, with its handle.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelSet {
     /// Handle of the set in the kernel.
@@ -297,7 +297,7 @@ pub struct NamedCounter {
     pub bytes: u64,
 }
 
-/// A base chain and its table.
+/// A base chain, with the family and name of its table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HookedChain {
     /// Family of the table.

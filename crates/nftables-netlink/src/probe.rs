@@ -203,8 +203,8 @@ impl Nftables {
     }
 }
 
-/// Returns the changes in the test, each with the feature that it uses. The last two changes test
-/// no feature: the kernel must refuse them.
+/// Returns the changes of the probe's transaction, each with the feature that it tests. The last
+/// two changes test no feature: the kernel must refuse them.
 fn one_of_each(family: Family) -> Vec<(Option<Feature>, Change)> {
     const PORT: Option<Register> = Register::at(4);
     let (address, len) = match family {
@@ -316,8 +316,8 @@ fn one_of_each(family: Family) -> Vec<(Option<Feature>, Change)> {
         ),
         (
             Some(Feature::DestinationNat),
-            // Not in the base chain `nat`: Linux 5.4 then refuses this and all later rules, because
-            // the hook postrouting has no destination NAT.
+            // Destination NAT is not tested in the base chain `nat`, because its hook (postrouting)
+            // does not allow it: Linux 5.4 would refuse this rule and all later rules.
             rule(
                 "plain",
                 vec![

@@ -182,7 +182,7 @@ impl Nftables {
         Ok(whole)
     }
 
-    /// Replaces names of anonymous sets in rules by the sets themselves.
+    /// Decodes rules, and replaces the name of each anonymous set in them by the set itself.
     fn with_sets(
         &mut self,
         family: Family,
@@ -206,7 +206,8 @@ impl Nftables {
         Ok(rules.collect())
     }
 
-    /// Reads the elements of anonymous sets.
+    /// Reads the elements of anonymous sets: by key if `keys` has the keys of the set, otherwise
+    /// with a dump.
     fn fill(
         &mut self,
         family: Family,
@@ -242,9 +243,9 @@ impl Nftables {
         Ok(filled)
     }
 
-    /// Requests the elements of as many sets as one send can cover, and adds them to `found`.
-    /// Returns the sets for which this send had no space. If a set lacks an element for one of its
-    /// numbers, `found` gets no entry for this set.
+    /// Requests the elements of the first sets by key, as many sets as one send can cover, and adds
+    /// them to `found`. Returns the remaining sets. Adds no entry for a set that lacks an element
+    /// for one of its keys.
     fn ask_by_key<'a>(
         &mut self,
         family: Family,
@@ -321,8 +322,8 @@ impl NumberRange {
     }
 }
 
-/// Returns the sets whose keys are numbers that a rule generates, each with the range of these
-/// numbers.
+/// Returns the sets in which a rule looks up a number that it has generated, each with the range of
+/// these numbers.
 fn numbered(messages: &[RuleMessage]) -> HashMap<Name, NumberRange> {
     let mut found = HashMap::new();
     for message in messages {
@@ -370,7 +371,7 @@ fn numbered(messages: &[RuleMessage]) -> HashMap<Name, NumberRange> {
     found
 }
 
-/// Returns the name of the set that an expression uses.
+/// Returns the name of the set that an expression refers to by name, if any.
 fn set_name(expression: &Expression) -> Option<&Name> {
     match expression.set()? {
         SetRef::Named(name) => Some(name),

@@ -1,5 +1,5 @@
-//! Renders rules and elements as `nft` 1.0.6 lists them. For an expression that this crate cannot
-//! render, shows the kernel's name of the expression.
+//! Renders rules and elements as `nft` 1.0.6 lists them. An expression that this crate cannot
+//! render appears as its name in the kernel.
 
 mod constant;
 mod members;
@@ -21,8 +21,8 @@ pub use members::element;
 /// the text shows only the element that matched.
 const SHOWN: usize = 8;
 
-/// Renders a rule. `found` contains the elements of anonymous sets that matched, each with the
-/// index of the expression that looked up the set.
+/// Renders a rule as text. `found` contains the elements of anonymous sets that a packet matched,
+/// each with the index of the expression that looked up the set.
 pub fn rule(family: Family, rule: &Rule, found: &[(usize, Element)]) -> String {
     let mut renderer = Renderer {
         family,
@@ -384,7 +384,8 @@ impl Renderer<'_> {
         self.say(text);
     }
 
-    /// Returns the text of the register that a statement uses.
+    /// Returns the text of the value in a register that a statement uses. An untyped constant is
+    /// rendered as a mark.
     fn value(&self, from: Register) -> String {
         let held = self.held(from);
         match &held.kind {

@@ -1,4 +1,5 @@
-//! User data of `nft`: a list of values, each with a type and a length of one byte.
+//! User data that `nft` stores with an object: a list of values, each after its type (1 byte) and
+//! its length (1 byte).
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ const MAX: usize = 256;
 /// `nft` also lists longer comments.
 const MAX_COMMENT: usize = 128;
 
-/// User data under construction.
+/// Builder of user data.
 #[derive(Default)]
 pub(crate) struct UserData(SmallVec<[u8; 128]>);
 
@@ -52,7 +53,8 @@ impl UserData {
     }
 }
 
-/// Returns user data that contains only a comment, for tables, chains, rules and elements.
+/// Returns user data that contains only a comment, or `None` without a comment. For tables, chains,
+/// rules and elements.
 pub(crate) fn comment(kind: u8, comment: Option<&Arc<str>>) -> Option<UserData> {
     comment.map(|comment| UserData::default().comment(kind, Some(comment)))
 }

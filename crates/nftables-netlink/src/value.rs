@@ -78,8 +78,8 @@ impl Register {
     /// The first slot (`NFT_REG_1`).
     pub const FIRST: Self = Self(0);
 
-    /// Returns the 4-byte slot after values with `bytes` bytes in total, including their padding.
-    /// Returns `None` after the last slot.
+    /// Returns the first slot after `bytes` bytes of values and padding, or `None` if no slot is
+    /// left.
     pub const fn at(bytes: usize) -> Option<Self> {
         if bytes < 64 {
             #[allow(clippy::cast_possible_truncation, reason = "below 16")]
@@ -159,8 +159,8 @@ pub enum DataType {
     IfName,
     /// Number (`integer`). In this crate, always 4 bytes.
     Integer,
-    /// An unsupported type. The kernel has one type number for all parts of a key or value, so this
-    /// variant also stands for all parts.
+    /// A type that this crate does not support. The kernel has one type number for a whole key or
+    /// value, so this variant stands for all of its parts.
     Other {
         /// Number of the type (`NFTA_SET_KEY_TYPE` or `NFTA_SET_DATA_TYPE`).
         number: u32,
@@ -212,8 +212,9 @@ impl DataType {
         }
     }
 
-    /// Splits the type of a key into the types of its parts. Returns [`DataType::Other`] if the
-    /// type of a part is unsupported.
+    /// Splits the type number of a key or value into the types of its parts. Returns a single
+    /// [`DataType::Other`] if a part has an unsupported type, or if the lengths do not add up to
+    /// `len`.
     pub(crate) fn parts(number: u32, len: u32) -> Vec<Self> {
         const KNOWN: [DataType; 7] = [
             DataType::Integer,
@@ -262,8 +263,8 @@ impl DataType {
     }
 }
 
-/// A key under construction: values that are concatenated in the kernel's layout. If there are
-/// several values, each of them is padded with zeros to a multiple of 4 bytes.
+/// Builder of a key: concatenates values in the kernel's layout. If a key has several values, each
+/// of them is padded with zeros to a multiple of 4 bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Concatenation {
     bytes: Bytes,
@@ -304,7 +305,7 @@ impl Concatenation {
         self
     }
 
-    /// Returns the key. If the key has several parts, pads the last part, too.
+    /// Returns the key. Pads the last part of a key that has several parts.
     pub fn into_key(mut self) -> Bytes {
         if self.bytes.len() > 4 {
             self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);

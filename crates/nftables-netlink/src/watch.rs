@@ -4,7 +4,7 @@
 //! it first increments the number and then reports the changed tables. A read is valid in two
 //! cases:
 //!
-//! * The number is unchanged.
+//! * The number is the same as at the start of the read.
 //! * Every report up to the new number has arrived, and no report names this table.
 
 use std::io;
@@ -25,7 +25,7 @@ const ROOM: usize = 4 << 20;
 const WAITS: u32 = 1_000;
 const WAIT: Duration = Duration::from_millis(2);
 
-/// Watch for changes to one table.
+/// A watch for changes to one table, while a caller reads the table.
 pub(crate) struct Watch<'a> {
     pub(crate) family: Family,
     pub(crate) table: &'a str,
@@ -96,7 +96,8 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Returns true if the table has not changed since the start of the watch.
+    /// Returns true if the table has certainly not changed since the start of the watch. Waits
+    /// about two seconds for the kernel's reports.
     pub(crate) fn saw_nothing(mut self, nftables: &mut Nftables) -> Result<bool, Error> {
         let now = nftables.generation()?;
         for _ in 0..WAITS {

@@ -1,5 +1,6 @@
-//! Numbers of the netlink protocol (`linux/netfilter/nf_tables.h`, `linux/netfilter/nfnetlink.h`),
-//! and of the user data of `nft` (`libnftnl/udata.h`), which the kernel stores without reading it.
+//! Constants of the nf_tables netlink protocol (`linux/netfilter/nf_tables.h`,
+//! `linux/netfilter/nfnetlink.h`), and of the user data of `nft` (`libnftnl/udata.h`), which the
+//! kernel stores without reading it.
 
 /// Returns the netlink message type of a command: nfnetlink's subsystem number in the high byte,
 /// and the command in the low byte.
@@ -9,9 +10,9 @@ pub(crate) const fn message(command: u16) -> u16 {
 
 /// Number of the nf_tables subsystem in nfnetlink (`NFNL_SUBSYS_NFTABLES`).
 pub(crate) const SUBSYSTEM: u16 = 10;
-/// Message that begins a batch (`NFNL_MSG_BATCH_BEGIN`).
+/// Type of the message that begins a batch (`NFNL_MSG_BATCH_BEGIN`).
 pub(crate) const BATCH_BEGIN: u16 = 16;
-/// Message that ends a batch (`NFNL_MSG_BATCH_END`).
+/// Type of the message that ends a batch (`NFNL_MSG_BATCH_END`).
 pub(crate) const BATCH_END: u16 = 17;
 /// Attribute of a batch's first message that holds the expected generation (`NFNL_BATCH_GENID`).
 pub(crate) const BATCH_GENERATION: u16 = 1;
@@ -24,7 +25,7 @@ pub(crate) const LIST_ELEMENT: u16 = 1;
 /// `NFTA_CHAIN_TABLE`, ...).
 pub(crate) const TABLE_OF_ANY: u16 = 1;
 
-/// Commands (`enum nf_tables_msg_types`).
+/// Commands of nf_tables (`enum nf_tables_msg_types`), the low byte of a message type.
 pub(crate) mod command {
     pub(crate) const NEW_TABLE: u16 = 0;
     pub(crate) const GET_TABLE: u16 = 1;
@@ -155,7 +156,7 @@ pub(crate) mod data {
     pub(crate) const TYPE_VERDICT: u32 = 0xffff_ff00;
 }
 
-/// Attributes of a generation (`NFTA_GEN_*`).
+/// Attributes of a message about a new generation (`NFTA_GEN_*`).
 pub(crate) mod generation {
     pub(crate) const ID: u16 = 1;
     pub(crate) const PROCESS: u16 = 2;
@@ -175,7 +176,8 @@ pub(crate) mod user_data {
     pub(crate) const SET_DATA_TYPE_OF: u8 = 4;
     pub(crate) const SET_DATA_INTERVAL: u8 = 6;
     pub(crate) const SET_COMMENT: u8 = 7;
-    /// Types inside a `TYPE_OF`: the expression (`enum expr_types` of `nft`) and its data.
+    /// Types of the entries in a `TYPE_OF` entry: the kind of expression (`enum expr_types` of
+    /// `nft`), and its data.
     pub(crate) const TYPE_OF_EXPRESSION: u8 = 0;
     pub(crate) const TYPE_OF_DATA: u8 = 1;
 }
@@ -256,8 +258,8 @@ pub(crate) mod expression {
         pub(crate) const TYPE: u16 = 7;
         pub(crate) const JENKINS: u32 = 0;
     }
-    /// Attributes of `nat` (`NFTA_NAT_*`), and two flags that the kernel derives from other
-    /// attributes.
+    /// Attributes of `nat` (`NFTA_NAT_*`), and two flags that the kernel derives from the address
+    /// and port.
     pub(crate) mod nat {
         pub(crate) const TYPE: u16 = 1;
         pub(crate) const FAMILY: u16 = 2;

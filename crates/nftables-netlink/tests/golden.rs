@@ -12,8 +12,8 @@ use common::{FAMILIES, in_namespace, in_order, making, nft, read_all, run, timel
 use netlink_batch::{Attribute, Attributes, Connection, Protocol};
 use nftables_netlink::{Family, Nftables, TableDump};
 
-/// Returns the files of all cases, in the syntax of `nft`. The environment variable
-/// `NFTABLES_CASES` may name another directory.
+/// Returns the paths of the ruleset files in `integration/golden/cases/nftables`. The environment
+/// variable `NFTABLES_CASES` may name another directory.
 fn files() -> Vec<PathBuf> {
     let of_repository = concat!(
         env!("CARGO_MANIFEST_DIR"),
@@ -125,7 +125,7 @@ fn write(to: &mut Vec<u8>, kind: u16, content: &[u8]) {
     to.extend(content);
 }
 
-/// Returns the expressions of a rule. Numbers replace the names of anonymous sets.
+/// Returns the expressions of a rule, with numbers in place of the names of anonymous sets.
 fn expressions<'a>(
     kept: &mut Vec<u8>,
     all: Attribute<'_>,
@@ -148,7 +148,8 @@ fn expressions<'a>(
     }
 }
 
-/// Content of a namespace: as raw bytes, as text, and as tables.
+/// nf_tables content of a network namespace: as the kernel's raw bytes, as `nft`'s text, and as
+/// decoded tables.
 struct NamespaceContent {
     raw: BTreeMap<String, Vec<Vec<u8>>>,
     text: Vec<String>,
@@ -165,7 +166,7 @@ fn see(nftables: &mut Nftables) -> NamespaceContent {
     }
 }
 
-/// Compares tables with the names, numbers and handles that `nft -j` prints.
+/// Compares decoded tables with the names, numbers and handles that `nft -j` prints.
 fn agrees_with_json(whole: &[TableDump]) {
     let json: serde_json::Value = serde_json::from_str(&nft(&["-j", "list", "ruleset"])).unwrap();
     let mut told = BTreeMap::<String, usize>::new();
@@ -313,7 +314,7 @@ fn a_copy_of_each_expression_and_object_equals_the_original() {
     )));
 }
 
-/// Compares the listings of the installed `nft`, or of the versions in `NFTS` (paths, separated by
+/// Compares the listings by the installed `nft`, or by each program in `NFTS` (paths, separated by
 /// spaces).
 #[test]
 fn each_nft_version_lists_the_same_ruleset() {

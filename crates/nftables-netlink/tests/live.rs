@@ -241,7 +241,7 @@ fn a_transaction_that_cannot_be_sent_changes_nothing() {
 }
 
 #[test]
-fn a_dormant_table_is_activated() {
+fn a_commit_activates_a_dormant_table() {
     in_namespace(|mut nftables| {
         nftables.commit(&transaction(service()), None).unwrap();
         nft(&["add table ip t { flags dormant; }"]);
@@ -349,7 +349,7 @@ fn a_notification_names_the_table_and_the_process() {
 }
 
 #[test]
-fn changes_by_own_sockets_are_ignored() {
+fn subscriptions_ignore_changes_by_own_sockets() {
     in_namespace(|mut other| {
         let own = Arc::new(OwnSockets::default());
         let mut first = own.open().unwrap();
@@ -383,7 +383,7 @@ fn changes_by_own_sockets_are_ignored() {
 }
 
 #[test]
-fn lost_notifications_are_reported() {
+fn a_subscription_reports_that_it_lost_notifications() {
     in_namespace(|mut nftables| {
         let subscription = Subscription::open(4096).unwrap();
         for number in 0..200 {
@@ -402,7 +402,7 @@ fn lost_notifications_are_reported() {
 }
 
 #[test]
-fn this_kernel_has_all_required_features() {
+fn this_kernel_has_all_probed_nftables_features() {
     in_namespace(|mut nftables| {
         let generation = nftables.generation().unwrap();
         for family in [Family::Ip, Family::Ip6] {
@@ -509,7 +509,7 @@ fn a_change_to_an_unread_table_does_not_restart_a_read() {
 }
 
 #[test]
-fn elements_added_by_rules_are_not_read() {
+fn a_table_dump_omits_the_elements_of_dynamic_sets() {
     in_namespace(|mut nftables| {
         nft(&["add", "table", "ip", "t"]);
         let set = "add set ip t clients { type ipv4_addr; flags dynamic,timeout; timeout 1h; }";
@@ -527,7 +527,7 @@ fn elements_added_by_rules_are_not_read() {
 }
 
 #[test]
-fn the_nftables_error_names_the_missing_capability() {
+fn an_unprivileged_nftables_open_names_the_missing_capability() {
     in_namespace(|_| {
         let mut sets = rustix::thread::capabilities(None).unwrap();
         sets.effective

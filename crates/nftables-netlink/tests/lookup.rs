@@ -74,7 +74,7 @@ fn an_element_is_found_by_a_key_within_its_range() {
             find("ranges", &[255, 255, 255, 255]),
             Some((vec![255, 255, 255, 0], None))
         );
-        // A rule has added this element.
+        // The set `clients` is dynamic: a rule may add elements to it.
         assert!(find("clients", &[10, 244, 1, 5]).is_some());
         assert!(find("clients", &[10, 244, 1, 6]).is_none());
         assert!(find("no such set", &[10, 244, 1, 6]).is_none());

@@ -25,7 +25,7 @@ const NFTA_IMMEDIATE_DATA: u16 = 2;
 const NFTA_DATA_VERDICT: u16 = 2;
 const NFTA_VERDICT_CODE: u16 = 1;
 const NFTA_VERDICT_CHAIN: u16 = 2;
-/// Codes of verdicts: `NF_DROP`, `NF_ACCEPT`, `NFT_JUMP`, `NFT_GOTO`, `NFT_RETURN`.
+/// Codes of verdicts in rules: `NF_DROP`, `NF_ACCEPT`, `NFT_JUMP`, `NFT_GOTO`, `NFT_RETURN`.
 const DROP: u32 = 0;
 const ACCEPT: u32 = 1;
 const JUMP: u32 = (-3_i32).cast_unsigned();
@@ -38,11 +38,11 @@ pub(crate) struct KernelReader {
     family: IpFamily,
 }
 
-/// A chain of a table.
+/// A chain of an iptables table in nf_tables.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct KernelChain {
     pub(crate) name: String,
-    /// Hook of a base chain. `None` for a regular chain.
+    /// Hook of a base chain, or `None` for a regular chain.
     pub(crate) hook: Option<Hook>,
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct Hook {
     pub(crate) drops: bool,
 }
 
-/// A rule of a chain.
+/// A rule of an iptables chain in nf_tables.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ListedRule {
     /// Text of the rule as `iptables-save` prints it. [`NATIVE`] replaces the parts that iptables
@@ -95,7 +95,7 @@ impl KernelReader {
         }
     }
 
-    /// Reads the chains of a table.
+    /// Returns the chains of a table, in the kernel's order.
     pub(crate) fn chains(&mut self, table: &str) -> Result<Vec<KernelChain>, Error> {
         let family = self.family;
         let answer = self
@@ -132,7 +132,7 @@ impl KernelReader {
         }
     }
 
-    /// Reads the rules of a chain, in order.
+    /// Returns the rules of a chain, in order.
     pub(crate) fn rules(&mut self, table: &str, chain: &str) -> Result<Vec<ListedRule>, Error> {
         let family = self.family;
         let answer = self.connection.dump(NFT_MSG_GETRULE, 0, |w| {
@@ -308,7 +308,7 @@ impl RuleParts {
             Rule::without_target(self.matches).line(chain)
         };
         if self.is_native && self.target.is_empty() {
-            // iptables cannot express the target either.
+            // iptables cannot express the target of this rule either.
             text.push_str(" -j ");
             text.push_str(NATIVE);
         }
@@ -371,7 +371,8 @@ fn be64(attribute: &Attribute<'_>) -> u64 {
     bytes.map_or(0, u64::from_be_bytes)
 }
 
-/// Returns the existing iptables tables.
+/// Returns the names of the iptables tables that exist in nf_tables. Returns no names if the kernel
+/// lacks nf_tables.
 pub(crate) fn tables(family: IpFamily) -> Result<Vec<&'static str>, Error> {
     let Some(mut reader) = KernelReader::open(family)? else {
         return Ok(Vec::new());

@@ -47,7 +47,7 @@ impl<'a> Fields<'a> {
         self.get(kind)?.be32().ok()
     }
 
-    /// Returns the number in an attribute, or 0 if the attribute is absent.
+    /// Returns the number in the attribute `kind`, or 0 if the attribute is absent.
     fn number_or_0(&self, kind: u16) -> u32 {
         self.number(kind).unwrap_or_default()
     }
@@ -60,9 +60,9 @@ impl<'a> Fields<'a> {
         Register::of_wire(self.number(kind)?)
     }
 
-    /// Returns the register of a range's lower bound, if the upper bound is absent or in the same
-    /// register. This crate supports only ranges of a single value, for which the kernel reports
-    /// the same register twice.
+    /// Returns the register of the address or port of a NAT range. Returns `PairContent::Other` if
+    /// the upper bound is in a different register, because this crate supports only ranges of a
+    /// single value.
     fn single(&self, least: u16, greatest: u16) -> PairContent {
         let register = match self.get(least) {
             None => PairContent::Absent,
@@ -87,7 +87,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Decodes one `NFTA_LIST_ELEM` of a rule.
+/// Decodes one expression of a rule (`NFTA_LIST_ELEM`).
 pub(crate) fn parse(attribute: &Attribute<'_>) -> Result<Expression, Malformed> {
     let (mut called, mut inner) = (None, None);
     for attribute in attribute.nested() {
@@ -362,12 +362,12 @@ fn hash_of(fields: &Fields<'_>) -> Option<Expression> {
     })
 }
 
-/// Content of a pair of attributes that name registers.
+/// Content of the two attributes that hold the registers of a range's lower and upper bound.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PairContent {
     Absent,
     Register(Register),
-    /// More than one register, or an unsupported register.
+    /// Two different registers, or an unsupported register.
     Other,
 }
 
@@ -449,7 +449,7 @@ fn dynset_of(fields: &Fields<'_>) -> Result<Option<Expression>, Malformed> {
             set: SetRef::Named(set),
             operation,
             key,
-            // 0 stands for an absent timeout.
+            // The kernel reports a timeout of 0 if the rule sets no timeout.
             timeout: fields.long(dynset::TIMEOUT).filter(|timeout| *timeout > 0),
         }))
 }

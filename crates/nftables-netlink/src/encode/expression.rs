@@ -1,4 +1,4 @@
-//! Encodes expressions. Their attributes are in the same order as those of `nft`.
+//! Encodes expressions, with their attributes in the order in which `nft` writes them.
 
 use netlink_batch::Writer;
 
@@ -255,7 +255,7 @@ fn translation(w: &mut Writer<'_>, expression: &Expression) {
     }
 }
 
-/// Returns the flags that the kernel itself sets for an address and a port.
+/// Returns the NAT flags that the kernel derives from the presence of an address and of a port.
 pub(crate) fn nat_flags_implied(address: Option<Register>, port: Option<Register>) -> u32 {
     address.map_or(0, |_| nat::MAP_ADDRESSES) | port.map_or(0, |_| nat::PORT_SPECIFIED)
 }

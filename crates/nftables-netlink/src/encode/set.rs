@@ -11,20 +11,20 @@ use crate::user_data::{self, UserData};
 use crate::value::{DataType, Family, Register, Verdict};
 use crate::wire::{data, element as attribute, set, user_data as kind};
 
-/// Byte orders as `nft` numbers them: mixed or unknown, host, network.
+/// `nft`'s numbers for byte orders: mixed or unknown, host, network.
 const MIXED: u32 = 0;
 const HOST: u32 = 1;
 const NETWORK: u32 = 2;
 
-/// Kinds of expressions as `nft` numbers them (`enum expr_types`: `EXPR_VERDICT`, `EXPR_PAYLOAD`,
+/// `nft`'s numbers for kinds of expressions (`enum expr_types`: `EXPR_VERDICT`, `EXPR_PAYLOAD`,
 /// `EXPR_CONCAT` and `EXPR_NUMGEN`).
 const VERDICT: u32 = 1;
 const PAYLOAD: u32 = 7;
 const CONCATENATION: u32 = 13;
 const NUMGEN: u32 = 23;
 
-/// The sets that one transaction creates. Messages of the transaction refer to these sets by
-/// number. Anonymous sets also have names.
+/// Numbers and names for the sets that one transaction creates. Messages of the transaction refer
+/// to a set by its number. An anonymous set also has a name.
 pub(crate) struct Sets {
     last: u32,
     /// Random number that makes names unique to this transaction.
@@ -52,7 +52,7 @@ impl Sets {
         self.last + 1
     }
 
-    /// Returns the name of an anonymous set. No program displays this name.
+    /// Returns the name for a new anonymous set. `nft` never shows this name.
     ///
     /// `nft` uses the name `__map%d`, in which the kernel replaces `%d` by a free number. This
     /// costs time twice:
@@ -196,7 +196,7 @@ fn type_of_expression(number: u32) -> UserData {
     data
 }
 
-/// Returns the user data of `nft` for the parts of a key or value.
+/// Returns the user data in which `nft` stores the types of a key's or value's parts.
 pub(crate) fn concatenation(parts: &[DataType], type_of: Option<TypeOf>) -> UserData {
     let fields = type_of.and_then(|of| {
         let fields = parts.iter().map(|part| field(*part, of));
@@ -214,7 +214,7 @@ pub(crate) fn concatenation(parts: &[DataType], type_of: Option<TypeOf>) -> User
         .nested(kind::TYPE_OF_DATA, &all)
 }
 
-/// Returns the user data of `nft` for the packet field of one part.
+/// Returns the user data in which `nft` stores the packet field of one part.
 fn field(part: DataType, of: TypeOf) -> Option<UserData> {
     // Numbers of the protocol (`PROTO_DESC_*`), and of the packet field within the protocol.
     let (protocol, field) = match (part, of) {

@@ -1,4 +1,4 @@
-//! Names of fields, and the texts of their values.
+//! Names of packet fields and metadata, and texts of their values, as `nft` prints them.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -117,8 +117,8 @@ const ICMPV6_TYPES: &[(u8, &str)] = &[
     (143, "mld2-listener-report"),
 ];
 
-/// Returns the name and the format of the field that contains the message type, if the protocol is
-/// ICMP or ICMPv6.
+/// Returns the name and format of the message type field, or `None` if `protocol` is neither ICMP
+/// nor ICMPv6.
 pub(super) fn icmp_type(protocol: &str) -> Option<(&'static str, Kind)> {
     match protocol {
         "icmp" => Some(("icmp type", Kind::IcmpType(ICMP_TYPES))),
@@ -150,12 +150,13 @@ impl Kind {
         }
     }
 
-    /// Returns true if the value is a set of named bits.
+    /// Returns true if `nft` prints the value as a list of named bits.
     pub(super) fn has_flags(&self) -> bool {
         matches!(self, Self::CtState | Self::CtStatus)
     }
 
-    /// Returns the prefix length of an address mask. Returns `None` for any other mask.
+    /// Returns the prefix length that `mask` represents. Returns `None` if the value is no address,
+    /// or if the mask represents no prefix.
     pub(super) fn prefix(&self, mask: &[u8]) -> Option<u32> {
         if !matches!(self, Self::Address4 | Self::Address6) {
             return None;
@@ -208,8 +209,7 @@ impl Kind {
             Self::InterfaceName => {
                 let end = bytes.iter().position(|byte| *byte == 0);
                 let name = bytes.get(..end.unwrap_or(bytes.len())).unwrap_or_default();
-                // If the constant has no final NUL, the rule compares only the beginning of the
-                // name.
+                // Without a final NUL, the rule compares only the beginning of the interface name.
                 let star = if end.is_some() { "" } else { "*" };
                 format!("\"{}{star}\"", String::from_utf8_lossy(name))
             }
@@ -237,8 +237,8 @@ impl Kind {
     }
 }
 
-/// Returns an address and its text. If the constant is shorter than an address, the text includes
-/// the prefix length.
+/// Returns the address in `bytes`, padded with zeros, and a suffix for its text: the prefix length
+/// (`/24`) if `bytes` is shorter than an address, otherwise nothing.
 fn address<const N: usize>(bytes: &[u8]) -> Option<([u8; N], String)> {
     let mut address = [0; N];
     address.get_mut(..bytes.len())?.copy_from_slice(bytes);
@@ -345,7 +345,8 @@ pub(super) fn tuple(key: TupleKey, direction: Direction) -> (String, Kind) {
     (format!("ct {direction} {key}"), kind)
 }
 
-/// Renders a route lookup (`NFTA_FIB_F_*`).
+/// Returns the text of a `fib` expression, and the format of its result. `flags` are
+/// `NFTA_FIB_F_*`.
 pub(super) fn fib(result: FibResult, flags: u32) -> (String, Kind) {
     let side = if flags & FIB_SOURCE != 0 {
         "saddr"

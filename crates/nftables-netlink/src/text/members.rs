@@ -4,7 +4,8 @@ use super::constant::Kind;
 use crate::object::{AnonymousSet, Element, ElementData, SetKind};
 use crate::value::{DataType, Verdict};
 
-/// Renders an element. In a set of ranges, `end` is the first key after the element's range.
+/// Renders an element of a set or map. In a set of ranges, `end` is the first key after the
+/// element's range.
 pub fn element(key: &[DataType], kind: &SetKind, element: &Element, end: Option<&[u8]>) -> String {
     let mut text = if element.key.is_empty() {
         "*".to_owned()
@@ -45,7 +46,8 @@ pub(super) fn all(set: &AnonymousSet) -> Vec<String> {
     texts
 }
 
-/// Renders `key`, or the range that begins with `key`.
+/// Renders an element's key, or the range of keys that the element covers. `key` holds the types of
+/// the key's parts.
 fn ranged(key: &[DataType], element: &Element, end: Option<&[u8]>) -> String {
     let first = &*element.key;
     match (&element.key_end, end, key) {

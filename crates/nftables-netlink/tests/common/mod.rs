@@ -72,8 +72,8 @@ pub(crate) fn read_all(nftables: &mut Nftables) -> Vec<TableDump> {
         .collect()
 }
 
-/// Returns a dump with fixed generation and handles. So the dumps of a table and of its copy are
-/// equal.
+/// Replaces a dump's generation and handles by fixed values, so that the dumps of a table and of
+/// its copy are equal.
 pub(crate) fn timeless(mut whole: TableDump) -> TableDump {
     whole.generation = nftables_netlink::Generation(1);
     whole.chain_handles.clear();
@@ -87,7 +87,7 @@ pub(crate) fn timeless(mut whole: TableDump) -> TableDump {
     whole
 }
 
-/// Returns the lines of a listing, with sorted elements in sets.
+/// Returns the lines of an `nft` listing, with the elements of each set sorted.
 pub(crate) fn in_order(listing: &str) -> Vec<String> {
     let mut lines = Vec::new();
     let mut elements: Option<String> = None;
