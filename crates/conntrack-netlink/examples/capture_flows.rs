@@ -32,8 +32,8 @@ const FLOWS: [&str; 7] = [
     "-p icmp -s 10.244.1.99 -d 10.96.0.10 --icmp-type 8 --icmp-code 0 --icmp-id 77 -t 600",
 ];
 
-/// Message type that requests a dump. The high byte is the subsystem. The low byte is a number of
-/// `linux/netfilter/nfnetlink_conntrack.h`.
+/// Netlink message type that requests a dump of flows. The high byte is the subsystem number of
+/// ctnetlink, and the low byte its command (`IPCTNL_MSG_CT_GET`).
 const GET: u16 = 1 << 8 | 1;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -91,8 +91,8 @@ fn conntrack(
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Returns the bytes of the last message that strace dumped. A line of the dump looks like this:
-/// ` | 00000 1c 00 00 00 ... text |`.
+/// Returns the bytes of the last message in strace's output. A line of a dumped message looks like
+/// this: ` | 00000 1c 00 00 00 ... text |`.
 fn last_message(text: &str) -> Result<Vec<u8>, Box<dyn std::error::Error>> {
     let mut message = Vec::new();
     for line in text.lines().filter_map(|line| line.strip_prefix(" | ")) {

@@ -9,8 +9,8 @@ use crate::Error;
 use crate::flow::{Flow, header, write_reply};
 use crate::wire::{attr, command, errno, filter, message, proto, tuple};
 
-/// Access to the kernel's table of tracked flows, in the network namespace of the thread that
-/// called [`open`](Self::open).
+/// A connection to the kernel's table of tracked flows (conntrack), for the network namespace of
+/// the thread that called [`open`](Self::open).
 ///
 /// Every call blocks while the kernel works.
 #[derive(Debug)]
@@ -18,21 +18,21 @@ pub struct Conntrack {
     connection: Connection,
 }
 
-/// Result of a search through the kernel's table.
+/// Result of a search through the kernel's table of flows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FoundFlows {
-    /// Flows that `is_wanted` accepted, in no meaningful order.
+    /// Flows that the caller's `is_wanted` accepted, in no meaningful order.
     pub flows: Vec<Flow>,
-    /// Number of flows that the search examined, all of the requested family and protocol.
+    /// Number of flows that the search examined: all flows of the requested family and protocol.
     pub seen: usize,
 }
 
-/// Outcome of the deletion of a flow.
+/// Outcome of a request to delete one flow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// The kernel has deleted the flow.
     Deleted,
-    /// The flow had already ended. A newer flow with the same addresses stays.
+    /// The flow had already ended. If a newer flow has the same addresses, it is not deleted.
     Absent,
     /// The kernel refused to delete the flow. `EBUSY` means that the flow is offloaded, so its
     /// packets bypass the kernel's network stack.
@@ -63,8 +63,8 @@ impl Conntrack {
         Ok(Self { connection })
     }
 
-    /// Examines all flows of one family and protocol, in every zone. Returns the flows that
-    /// `is_wanted` accepts. If `protocol` is `None`, examines all protocols.
+    /// Returns the flows of one family and protocol, in every zone, that `is_wanted` accepts. If
+    /// `protocol` is `None`, examines the flows of all protocols.
     ///
     /// The table may have millions of flows, so the search reads it piece by piece. Kernels since
     /// 5.8 filter by family and protocol. Older kernels send all flows, and this function filters
@@ -106,9 +106,8 @@ impl Conntrack {
         found.map_err(refused)
     }
 
-    /// Returns the flow in the default zone whose replies have this source and destination, or
-    /// `None` if no such flow exists. The kernel looks the flow up in its hash table, without a
-    /// search.
+    /// Returns the flow whose replies have this source and destination, or `None` if the default
+    /// zone has no such flow. The kernel looks the flow up in its hash table, without a search.
     ///
     /// # Errors
     ///
@@ -136,7 +135,7 @@ impl Conntrack {
     }
 
     /// Deletes these flows with as few sends as possible. Returns one [`Outcome`] per flow, in the
-    /// same order. Does not delete newer flows with the same addresses.
+    /// order of `flows`. Newer flows with the same addresses stay.
     ///
     /// # Errors
     ///

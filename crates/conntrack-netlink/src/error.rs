@@ -1,4 +1,5 @@
-//! Errors of whole calls. The failed deletion of a single flow is an [`Outcome`](crate::Outcome).
+//! Errors of whole conntrack calls. If the deletion of a single flow fails, its
+//! [`Outcome`](crate::Outcome) shows the failure.
 
 use netlink_batch::Malformed;
 

@@ -7,7 +7,7 @@ use netlink_batch::{Attributes, Malformed, Writer};
 
 use crate::wire::{HEADER, attr, ip, proto, tuple};
 
-/// Source and destination of the packets in one direction, as they arrive at this host.
+/// Source and destination of a flow's packets in one direction, as the packets arrive at this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tuple {
     /// Source address and port of the packets.
@@ -26,7 +26,7 @@ pub struct Tuple {
 /// address that the replying host sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Flow {
-    /// Protocol of the packets in both directions.
+    /// Transport protocol of the flow.
     pub protocol: Protocol,
     /// Source and destination of the packets from the client, which opened the flow.
     pub original: Tuple,
@@ -112,7 +112,7 @@ impl Flow {
     }
 }
 
-/// Writes the attributes of a request for the flow whose replies have this source and destination.
+/// Writes the attributes that identify a flow by the source and destination of its replies.
 pub(crate) fn write_reply(
     w: &mut Writer<'_>,
     protocol: Protocol,
@@ -155,7 +155,8 @@ fn write_ip(w: &mut Writer<'_>, ip: IpAddr, v4: u16, v6: u16) {
     }
 }
 
-/// Parses the source and destination of one direction. Returns `None` for a protocol without ports.
+/// Parses the protocol, source and destination of one direction. Returns `None` for a protocol
+/// without ports.
 fn read_tuple(attributes: Attributes<'_>) -> Result<Option<(Protocol, Tuple)>, Malformed> {
     let (mut source, mut destination) = (None::<IpAddr>, None::<IpAddr>);
     let (mut number, mut from, mut to, mut zone) = (None, None, None, 0);

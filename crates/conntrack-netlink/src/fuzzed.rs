@@ -1,6 +1,6 @@
-//! Functions for the fuzzer only. Each passes bytes to a parser of external data.
+//! Entry points for the fuzzer. Each function passes arbitrary bytes to one parser.
 
-/// Parses bytes as a flow.
+/// Parses bytes as a message about a flow.
 pub fn flow(bytes: &[u8]) {
     let _ = crate::Flow::decode(bytes);
 }

@@ -1,5 +1,5 @@
-//! Access to the kernel's table of tracked connections over ctnetlink: finds flows, and deletes
-//! exactly these flows.
+//! Finds flows in the kernel's connection tracking table over ctnetlink, and deletes exactly these
+//! flows.
 //!
 //! ```no_run
 //! use conntrack_netlink::{Conntrack, IpFamily, Protocol};

@@ -1,5 +1,5 @@
-//! Numbers of the ctnetlink protocol, from `linux/netfilter/nfnetlink_conntrack.h`. The bits of the
-//! filter come from the kernel's `net/netfilter/nf_internals.h`.
+//! Constants of the ctnetlink protocol, from `linux/netfilter/nfnetlink_conntrack.h`. The filter's
+//! bits come from the kernel's `net/netfilter/nf_internals.h`.
 
 /// Returns the netlink message type of a ctnetlink command. The high byte is the subsystem number
 /// of ctnetlink, and the low byte is the command.
@@ -50,8 +50,8 @@ pub(crate) mod proto {
     pub(crate) const DST_PORT: u16 = 3;
 }
 
-/// Attributes inside the attribute `attr::FILTER`. They name the tuple fields in which a flow must
-/// equal the request.
+/// Attributes inside the attribute `attr::FILTER`. They name the tuple fields in which a dumped
+/// flow must equal the request.
 pub(crate) mod filter {
     pub(crate) const ORIG_FLAGS: u16 = 1;
     /// Filter bit for the protocol number (`CTA_FILTER_F_CTA_PROTO_NUM`).

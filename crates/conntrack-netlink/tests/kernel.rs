@@ -14,7 +14,7 @@ fn new_namespace() -> Conntrack {
     Conntrack::open().unwrap()
 }
 
-/// Runs `conntrack`. Returns its output without the values that change with time.
+/// Runs the `conntrack` tool. Returns its output lines without the values that change with time.
 fn tool(arguments: &str) -> Vec<String> {
     let output = Command::new("conntrack")
         .args(arguments.split(' '))
@@ -250,7 +250,7 @@ fn a_flow_with_a_different_id_is_not_deleted() {
 fn thousands_of_flows_are_deleted_in_one_call() {
     const COUNT: u16 = 3000;
     let mut conntrack = new_namespace();
-    // `conntrack` can read flows from standard input since version 1.4.7.
+    // The `conntrack` tool can load flows from a file since version 1.4.7.
     let line =
         |port| format!("-A -p udp -s 10.244.1.99 --sport {port} -d 10.96.0.10 --dport 53 -t 600\n");
     let lines: Vec<String> = (1..=COUNT).map(line).collect();

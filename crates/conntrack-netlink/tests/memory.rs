@@ -12,8 +12,8 @@ use conntrack_netlink::{Conntrack, IpFamily, Protocol};
 use namespace::in_namespace;
 
 const FLOWS: usize = 100_000;
-/// Maximum growth of the process's peak memory, in KiB. The kernel's messages about all flows have
-/// 25 MB in total.
+/// Maximum growth of the process's peak memory during the search, in KiB. The kernel's messages
+/// about all flows have 25 MB in total.
 const ROOM_KIB: u64 = 4_096;
 
 /// Returns the peak memory of this process, in KiB.
@@ -24,8 +24,8 @@ fn peak() -> u64 {
     number.parse().unwrap()
 }
 
-/// Guard that restores the kernel's limit on conntrack entries. The test raises this limit to fit
-/// its flows. The limit of the initial network namespace applies to all namespaces.
+/// Guard that raises the kernel's limit on conntrack entries for the test's flows, and restores it
+/// when dropped. The limit of the initial network namespace applies to all namespaces.
 struct Room(u64);
 
 const LIMIT: &str = "/proc/sys/net/netfilter/nf_conntrack_max";

@@ -58,7 +58,7 @@ create nets hash:net family inet hashsize 1024 maxelem 65536
 add nets 10.0.0.0/8
 ";
 
-/// Numbers of commands in `linux/netfilter/ipset/ip_set.h`, and its flag `LIST_HEADER`.
+/// Numbers of ipset commands (`IPSET_CMD_*` in `linux/netfilter/ipset/ip_set.h`).
 const PROTOCOL: u16 = 1;
 const LIST: u16 = 7;
 const HEADER: u16 = 12;

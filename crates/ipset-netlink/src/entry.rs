@@ -1,7 +1,8 @@
-//! Entries of sets: their text in `ipset`'s notation, and their bytes.
+//! Entries of ipsets: conversion to and from `ipset`'s notation, and to and from netlink
+//! attributes.
 //!
-//! Entries of all types consist of the same few parts. Each set type uses some of these parts. So
-//! [`EntryParts`] encodes and decodes entries of all types.
+//! Every entry consists of some of the same few parts, such as an address and a port. So
+//! [`EntryParts`] encodes and decodes the entries of all set types.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -94,7 +95,8 @@ impl Mark {
         Mark { value, mask }
     }
 
-    /// Decodes the kernel's 64-bit number: first the value, then the mask.
+    /// Decodes a mark from the kernel's 64-bit number: the high half is the value, the low half the
+    /// mask.
     fn from_be_bytes(bytes: [u8; 8]) -> Mark {
         let both = u64::from_be_bytes(bytes);
         let low = |number: u64| u32::try_from(number & u64::from(u32::MAX)).unwrap_or_default();
@@ -138,7 +140,7 @@ impl FromStr for Mark {
     }
 }
 
-/// Option in front of the mark in an entry's text.
+/// Option that precedes the mark in the text of an entry.
 const SKBMARK: &str = " skbmark ";
 
 /// Number of an IP protocol.
@@ -189,7 +191,7 @@ impl FromStr for IpProtocol {
     }
 }
 
-/// Error about text that cannot be parsed as an entry of the given set type.
+/// Error about a text that is no entry of the given set type, or no mark or protocol of an entry.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not {wanted}")]
 pub struct ParseError {
@@ -350,8 +352,8 @@ impl Entry {
         }
     }
 
-    /// Writes the entry as one `DATA` attribute. If the kernel refuses the entry, the kernel's
-    /// reply contains the number `line`.
+    /// Writes the entry as one `DATA` attribute with the line number `line`. If the kernel refuses
+    /// the entry, its reply names this number.
     pub(crate) fn encode(&self, w: &mut Writer<'_>, line: u32) {
         let parts = self.parts();
         w.nest(attr::DATA, |w| {
@@ -436,8 +438,8 @@ pub struct Key {
 }
 
 impl Key {
-    /// Writes the key as one `DATA` attribute. Omits the line number: a key needs none, and old
-    /// kernels would overwrite the number in the message.
+    /// Writes the key as one `DATA` attribute, without a line number. A key needs none, and old
+    /// kernels would overwrite it in the message.
     pub(crate) fn encode(&self, w: &mut Writer<'_>) {
         let parts = EntryParts {
             ip: self.ip,
@@ -450,7 +452,7 @@ impl Key {
     }
 }
 
-/// Parts that an entry of any type can have.
+/// Parts of an entry of any set type, each `None` if the type lacks it.
 #[derive(Default)]
 struct EntryParts {
     ip: Option<IpAddr>,

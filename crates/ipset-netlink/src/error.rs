@@ -1,4 +1,4 @@
-//! Errors of ipset calls. Each names the set and the next step for the operator.
+//! Errors of ipset calls. Each error names the set and the next step for the operator.
 
 use netlink_batch::Malformed;
 
@@ -9,7 +9,7 @@ use crate::{Definition, Header};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The name is not valid for a set.
+    /// The given name cannot be the name of a set.
     #[error("{name:?} cannot name a set: {fault}")]
     Name {
         /// Invalid name that the caller gave.
@@ -40,7 +40,7 @@ pub enum Error {
         /// Newest revision that this crate supports.
         ours: u8,
     },
-    /// In this kernel, entries of this set type cannot have marks.
+    /// In this kernel, the set type is too old for entries with marks.
     #[error(
         "the kernel's {type_name} has no marks (skbinfo): it has revision {max}, and {since} is needed (Linux 3.18)"
     )]
@@ -149,7 +149,7 @@ pub enum Reason {
     /// An iptables rule or another set refers to the set.
     #[error("the set is in use by a rule or by another set")]
     InUse,
-    /// The kernel already has the maximum number of sets (module parameter `max_sets`, 256).
+    /// The kernel has no free index for another set (`IPSET_ERR_MAX_SETS`).
     #[error("the kernel cannot hold more sets (ip_set.max_sets)")]
     TooManySets,
     /// The kernel refused the message as malformed. The kernel and this crate may use different

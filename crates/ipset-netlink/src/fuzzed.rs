@@ -1,10 +1,10 @@
-//! Functions for the fuzzer only. Each passes bytes to a parser of external data.
+//! Entry points for the fuzzer. Each function passes arbitrary bytes to one parser.
 
 use crate::entry::Entry;
 use crate::set::{CommandAttributes, Set, SetType};
 
-/// Parses replies to a list. `bytes` has the replies one after another, each after its length in
-/// two bytes.
+/// Parses bytes as replies to a `LIST` request. `bytes` contains the replies one after another,
+/// each after its length in two bytes (little-endian).
 pub fn answers(bytes: &[u8]) {
     let mut rest = bytes;
     let answers = std::iter::from_fn(|| {
@@ -18,7 +18,7 @@ pub fn answers(bytes: &[u8]) {
     let _ = CommandAttributes::decode(bytes);
 }
 
-/// Parses the text of an entry in `ipset`'s notation.
+/// Parses bytes as an entry in `ipset`'s notation, for each set type.
 pub fn entry(bytes: &[u8]) {
     if let Ok(text) = std::str::from_utf8(bytes) {
         for name in [

@@ -1,9 +1,9 @@
-//! The calls of [`Ipset`], with their messages and the meaning of the replies.
+//! Sends ipset commands to the kernel, and interprets the replies.
 //!
-//! A message has many entries. The kernel adds the entries in order, stops at the first entry that
-//! it refuses, and reports this entry's line number. The call then sends the remaining entries in a
-//! smaller message. If a full set refuses thousands of entries, the crate thus avoids sending
-//! thousands of large messages.
+//! A message can add or delete many entries. The kernel processes these entries in order, stops at
+//! the first entry that it refuses, and reports this entry's line number. This crate then sends the
+//! remaining entries in a smaller message. So even if a full set refuses thousands of entries, this
+//! crate does not send thousands of large messages.
 
 mod update;
 
@@ -24,7 +24,7 @@ pub use update::{Action, Change, Outcome};
 const PROTOCOL: u8 = 7;
 const PROTOCOL_MIN: u8 = 6;
 
-/// Access to the kernel's sets, in the network namespace of the thread that called
+/// A connection to ipset in the kernel, for the network namespace of the thread that called
 /// [`open`](Self::open).
 ///
 /// Every call blocks while the kernel works.
@@ -115,7 +115,7 @@ impl Ipset {
         valid_name(name)?;
         let revision = self.revision(wanted)?;
         let encode = |w: &mut Writer<'_>| wanted.encode(w, revision);
-        // Without EXCL, creation also succeeds if a set of the *other family* has this name.
+        // Without NLM_F_EXCL, creation also succeeds if a set of the other IP family has this name.
         match self.command(command::CREATE, NLM_F_EXCL, name, encode) {
             Err(Error::Refused {
                 reason: Reason::NameTaken,
@@ -156,12 +156,12 @@ impl Ipset {
     /// Returns [`Error::Refused`] with [`Reason::NoSuchSet`] or [`Reason::InUse`].
     pub fn destroy(&mut self, name: &str) -> Result<(), Error> {
         self.types.remove(name);
-        // With EXCL, every kernel reports an error if the set is missing. Without EXCL, newer
-        // kernels report success.
+        // With NLM_F_EXCL, every kernel reports an error if the set is missing. Without this flag,
+        // newer kernels report success.
         self.command(command::DESTROY, NLM_F_EXCL, name, |_| {})
     }
 
-    /// Removes a set like [`destroy`](Self::destroy), but waits up to `patience` until no rule
+    /// Removes a set like [`destroy`](Self::destroy), but retries for up to `patience` while a rule
     /// refers to the set. iptables' nft backend releases a set only some time after its rules for
     /// the set are removed. Returns false if the set did not exist.
     ///
@@ -416,9 +416,9 @@ impl Ipset {
         Ok(change.entries.iter().map(outcome).collect())
     }
 
-    /// Queries the type of a set again after an entry was refused, because the stored type may be
-    /// outdated. Refuses entries that do not fit the new type. Returns true if any entry must be
-    /// sent again, and sets the outcome of such an entry to `Unknown`.
+    /// Queries the type of a set again after the kernel refused an entry, because the stored type
+    /// may be outdated. Refuses entries that do not fit the new type. Returns true if any entry
+    /// must be sent again, and sets the outcome of such an entry to `Unknown`.
     fn expect_again(
         &mut self,
         change: &Change<'_>,
@@ -557,7 +557,7 @@ fn only_set(sets: Vec<Set>) -> Result<Set, Error> {
     })
 }
 
-/// Converts a netlink error to the error of a command about a set.
+/// Converts a netlink error into the error of a command about one set.
 fn refused(error: netlink_batch::Error, number: u16, name: &str) -> Error {
     let (action, name) = (action(number), name.to_owned());
     match error {
@@ -571,7 +571,7 @@ fn refused(error: netlink_batch::Error, number: u16, name: &str) -> Error {
                 reason,
             }
         }
-        // A lost reply to a read is a plain error, because the caller can repeat the read.
+        // If the reply to a read is lost, the caller can repeat the read.
         netlink_batch::Error::LostReply if !is_read(number) => Error::Unknown { action, name },
         error => Error::Netlink(error),
     }

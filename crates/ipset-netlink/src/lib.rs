@@ -1,4 +1,4 @@
-//! [ipset](https://ipset.netfilter.org) over nfnetlink. Needs no C library and no `ipset`
+//! Manages [ipset](https://ipset.netfilter.org) sets over nfnetlink, without a C library or `ipset`
 //! processes. Sends many entries in one message.
 //!
 //! ```no_run

@@ -1,6 +1,6 @@
-//! Definitions of sets, and the parser for lists of sets.
+//! Definitions of ipsets, and the parser for the kernel's replies to `LIST`.
 //!
-//! For a large set, the kernel's reply to a list has several messages. The first message has the
+//! For a large set, the kernel's reply to `LIST` has several messages. The first message has the
 //! type and the header. Each further message has only the name and more entries. Messages of
 //! different sets are never interleaved.
 
@@ -57,7 +57,7 @@ impl SetType {
             .find(|set_type| set_type.name() == name)
     }
 
-    /// Returns the name of the kernel module that implements the type.
+    /// Returns the name of the kernel module that implements the set type.
     pub(crate) const fn module(self) -> &'static str {
         match self {
             SetType::HashIp => "ip_set_hash_ip",
@@ -107,7 +107,7 @@ impl fmt::Display for SetType {
     }
 }
 
-/// Address family of the entries in a hash.
+/// Address family of the entries in a set of a `hash` type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
     /// IPv4 addresses (`inet`).
@@ -148,7 +148,7 @@ impl fmt::Display for Family {
     }
 }
 
-/// Definition of a set: its type and size.
+/// Definition of a set: its type, its size, and whether its entries may have marks.
 ///
 /// ```
 /// use ipset_netlink::{Definition, Family, SetType};
@@ -213,8 +213,8 @@ impl Definition {
     }
 
     /// Sets the maximum number of entries of a hash. Has no effect on a bitmap. Since Linux 5.7, a
-    /// hash with more than 1024 buckets accepts a few more entries, because the kernel counts them
-    /// by region.
+    /// hash with more than 1024 buckets accepts a few more entries, because the kernel counts the
+    /// entries of each region of the hash separately.
     #[must_use]
     pub const fn with_maxelem(mut self, entries: u32) -> Definition {
         if let Size::Hash { maxelem, .. } = &mut self.size {
@@ -273,9 +273,9 @@ impl Definition {
         }
     }
 
-    /// Returns true if a set with this definition can serve as a set with the definition `wanted`.
-    /// Ignores the hashsize, because the kernel changes it. Support for marks is harmless if
-    /// `wanted` does not need it.
+    /// Returns true if a set with this definition can serve in place of a set with the definition
+    /// `wanted`. Ignores the hashsize, because the kernel changes it. A set with support for marks
+    /// can also serve if `wanted` has no marks.
     fn serves_as(self, wanted: Definition) -> bool {
         let comparable = |definition: Definition| Definition {
             has_marks: wanted.has_marks && definition.has_marks,
@@ -284,8 +284,8 @@ impl Definition {
         comparable(self) == comparable(wanted)
     }
 
-    /// Returns the newest revision that both this crate and the kernel support. The kernel supports
-    /// the revisions from `min` to `max`.
+    /// Returns the newest revision of the set type that both this crate and the kernel support. The
+    /// kernel supports the revisions from `min` to `max`.
     pub(crate) fn revision_between(&self, min: u8, max: u8) -> Result<u8, Error> {
         let type_name = self.set_type.name();
         let (ours, since) = (self.set_type.revision(), self.set_type.marks_since());
@@ -385,7 +385,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// Returns true if this set works like a set that was created as `wanted`. Ignores the
+    /// Returns true if this set works like a set with the definition `wanted`. Ignores the
     /// hashsize.
     pub fn matches(&self, wanted: &Definition) -> bool {
         self.options.is_empty()
@@ -526,7 +526,7 @@ impl Set {
     }
 }
 
-/// Attributes of one message, by kind.
+/// Attributes of one ipset message, by kind.
 #[derive(Default)]
 pub(crate) struct CommandAttributes<'a> {
     pub(crate) protocol: Option<u8>,

@@ -17,7 +17,8 @@ pub(crate) fn requests() -> Vec<Message> {
         .collect()
 }
 
-/// Returns the lines in the input of `ipset restore` that begin with `begin`, without this prefix.
+/// Returns the lines of the script for `ipset restore` that begin with `begin`, without this
+/// prefix.
 pub(crate) fn script(begin: &str) -> Vec<&'static str> {
     REQUESTS
         .lines()
@@ -49,8 +50,8 @@ fn message(line: &str) -> Message {
     )
 }
 
-/// Returns a message with zeros as line numbers and padding. `ipset` leaves both undefined, so they
-/// must not be compared.
+/// Returns a copy of a message in which line numbers and padding are zero. `ipset` leaves both
+/// undefined, so tests must not compare them.
 pub(crate) fn comparable(payload: &[u8]) -> Vec<u8> {
     let mut comparable = payload.to_vec();
     blank(&mut comparable[4..]);

@@ -1,5 +1,5 @@
-//! Numbers of the ipset protocol, from `linux/netfilter/ipset/ip_set.h`, `ip_set_hash.h` and
-//! `ip_set_bitmap.h`.
+//! Constants of the ipset netlink protocol, from `linux/netfilter/ipset/ip_set.h`, `ip_set_hash.h`
+//! and `ip_set_bitmap.h`.
 
 /// Returns the netlink message type of a command: nfnetlink's subsystem number in the high byte,
 /// and ipset's command in the low byte.
@@ -44,7 +44,7 @@ pub(crate) mod attr {
     pub(crate) const PROTOCOL_MIN: u16 = 10;
 }
 
-/// Attributes inside the attribute `DATA`, which describes a set's header or an entry.
+/// Attributes inside the attribute `DATA`, which describes either a set (its header) or an entry.
 pub(crate) mod data {
     pub(crate) const IP: u16 = 1;
     pub(crate) const PORT: u16 = 4;
@@ -53,14 +53,14 @@ pub(crate) mod data {
     pub(crate) const PROTO: u16 = 7;
     pub(crate) const CADT_FLAGS: u16 = 8;
     pub(crate) const BITMASK: u16 = 12;
-    // Attributes of a header.
+    // The following attributes describe a set.
     pub(crate) const HASHSIZE: u16 = 18;
     pub(crate) const MAXELEM: u16 = 19;
     pub(crate) const NETMASK: u16 = 20;
     pub(crate) const ELEMENTS: u16 = 24;
     pub(crate) const REFERENCES: u16 = 25;
     pub(crate) const MEMSIZE: u16 = 26;
-    // Attributes of an entry.
+    // The following attributes describe an entry.
     pub(crate) const IP2: u16 = 20;
     pub(crate) const CIDR2: u16 = 21;
     pub(crate) const SKBMARK: u16 = 27;
@@ -75,7 +75,8 @@ pub(crate) mod address {
 /// Flag in `attr::FLAGS` of a list request (`IPSET_FLAG_LIST_HEADER`). The kernel then returns only
 /// the headers of the sets, without their entries.
 pub(crate) const LIST_HEADER: u32 = 1 << 2;
-/// Flag in an entry's `data::CADT_FLAGS` for an exception from the set (`IPSET_FLAG_NOMATCH`).
+/// Flag in an entry's `data::CADT_FLAGS` for an entry that excludes packets from the set
+/// (`IPSET_FLAG_NOMATCH`).
 pub(crate) const NOMATCH: u32 = 1 << 2;
 /// Flag in a header's `data::CADT_FLAGS` for a set whose entries have marks
 /// (`IPSET_FLAG_WITH_SKBINFO`).
@@ -109,8 +110,8 @@ pub(crate) mod errno {
     pub(crate) const IPADDR_IPV4: i32 = 4109;
     pub(crate) const IPADDR_IPV6: i32 = 4110;
     pub(crate) const SKBINFO: i32 = 4114;
-    /// An error number whose meaning depends on the set type, as for all numbers from 4352 on. This
-    /// number means "full" for a hash, and "out of range" for a bitmap.
+    /// Error numbers from 4352 on have a different meaning for each set type. This number means
+    /// "full" for a hash, and "out of range" for a bitmap.
     pub(crate) const HASH_FULL: i32 = 4352;
     pub(crate) const BITMAP_RANGE: i32 = 4352;
     pub(crate) const HASH_ELEM: i32 = 4353;

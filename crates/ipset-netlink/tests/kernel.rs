@@ -31,8 +31,8 @@ fn ipset_tool(arguments: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Returns the output of `ipset save` for a set: the command that creates it, and its entries.
-/// Omits options of this command that are random or that the test does not choose.
+/// Returns the output of `ipset save` for a set: the options of its `create` command, and its
+/// entries. Omits options that are random or that the test does not choose.
 fn saved(set: &str) -> (String, BTreeSet<String>) {
     let text = ipset_tool(&format!("save {set}"));
     let (create, entries) = text.split_once('\n').unwrap();
@@ -176,7 +176,7 @@ fn each_set_type_works_in_each_ip_family() {
         );
         assert_eq!((list.header.options.len(), list.others), (0, 0));
 
-        // A second call succeeds and changes no set.
+        // A second call for the same set or entries succeeds and changes nothing.
         assert!(!ipset.create(&name, &definition).unwrap());
         assert_eq!(
             ipset.add(&name, &entries).unwrap(),
@@ -344,7 +344,7 @@ fn create_distinguishes_an_equal_set_from_a_different_set() {
             .contains("maxelem 65536 timeout 300`, wanted"),
         "{error}"
     );
-    // A set with counters and comments still matches the definition.
+    // A set with counters and comments still matches a definition without them.
     ipset_tool("create noted hash:ip,port counters comment");
     assert!(!ipset.create("noted", &wanted).unwrap());
     assert_eq!(ipset.add("noted", &[numbered(1)]).unwrap(), [Outcome::Done]);
@@ -388,7 +388,7 @@ fn many_sets_are_changed_in_one_call() {
             entries: &entries,
         });
     }
-    // None of these invalid changes affects the other changes.
+    // None of the following invalid changes may affect the outcomes of the valid changes above.
     let misfits = [
         numbered(1000),
         Entry::Port(80),
@@ -619,8 +619,8 @@ fn a_write_to_a_known_set_is_one_message_and_a_recreated_set_is_noticed() {
     other.list("s").unwrap();
     assert_eq!(sent(&mut other, &one), (vec![Outcome::Done], 1), "listed");
 
-    // Another program has destroyed the set. The crate queries the kernel again, and reports that
-    // the set is missing.
+    // Another program has destroyed the set. The crate must query the set's type again, and report
+    // that the set is missing.
     ipset_tool("destroy s");
     let gone = vec![Outcome::Refused(Reason::NoSuchSet)];
     assert_eq!(sent(&mut ipset, &one), (gone.clone(), 2));

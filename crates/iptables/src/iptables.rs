@@ -48,7 +48,7 @@ pub struct Iptables {
 /// A request to `iptables-save`.
 #[derive(Debug, Clone, Copy)]
 struct SaveRequest {
-    /// The table to print, or `None` for all tables.
+    /// Table to print, or `None` for all tables.
     table: Option<Table>,
     /// True if the program prints each rule with its counters.
     is_counted: bool,

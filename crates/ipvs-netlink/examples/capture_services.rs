@@ -97,8 +97,8 @@ fn replies(ipvs: &mut Ipvs) -> Result<()> {
         println!("$ {title}");
         let services = raw.dump(id, 0, |message| message.bytes(&[4, 1, 0, 0]))?;
         for (_, service) in services.iter() {
-            // Later queries for the destinations identify the virtual server by these attributes,
-            // exactly as the kernel sent them.
+            // These attributes, exactly as the kernel sent them, identify the virtual server in a
+            // later query for its destinations.
             let nest = service.get(4..).context("no attribute")?;
             let entry = ServiceEntry::decode(service)?;
             if !seen.contains(&service.to_vec()) {

@@ -73,7 +73,7 @@ fn send(ipvs: &mut Ipvs, batch: &mut Batch) -> Result<()> {
     Ok(())
 }
 
-/// Returns the memory that the kernel itself uses, in bytes.
+/// Returns the size of the kernel's own memory (slab, per-CPU and vmalloc), in bytes.
 fn memory() -> Result<u64> {
     let text = fs::read_to_string("/proc/meminfo")?;
     let kinds = ["Slab:", "Percpu:", "VmallocUsed:"];

@@ -63,27 +63,27 @@ const CASES: [(&str, u32, &str); 18] = [
 ];
 
 const ROUNDS: u32 = 4;
-/// Maximum number of removed destinations in the kernel's list (`dest_trash`) in the case
+/// Maximum length of the kernel's list of removed destinations (`dest_trash`) in the case
 /// `bounded`.
 const BOUND: usize = 4_096;
-/// Number of destinations that the case `wait` adds per measurement.
+/// Number of destinations that the case `wait` adds in each measurement.
 const PROBES: u32 = 64;
 /// Number of packets that the case `spares` sends.
 const PACKETS: u32 = 2_000;
 /// Time between two measurements of the case `wait`.
 const STEP: Duration = Duration::from_secs(15);
 
-/// Steps of a round. Most cases replace all old destinations with new destinations; some cases add
-/// the old destinations again. The destinations are in the order of their addresses, or in the
-/// reverse order if `backwards` is true.
+/// Steps of one round. Most cases replace the old destinations by new destinations. Some cases
+/// remove the old destinations and add them again. If `backwards` is true, one of these two steps
+/// has the reverse order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Case {
     /// Adds the new destinations, then removes the old destinations.
     AddRemove,
     /// Removes the old destinations, then adds the new destinations.
     RemoveAdd,
-    /// Adds the new destinations, and sets the weight of the old destinations to 0. Removes all old
-    /// destinations after the last round.
+    /// Adds the new destinations, and sets the weight of the old destinations to 0. After the last
+    /// round, removes all old destinations.
     Weight,
     /// Like `Weight`, but removes just enough old destinations to keep the kernel's list within
     /// [`BOUND`].
@@ -153,8 +153,8 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The kernel's IPVS table: one virtual server with all destinations, or one virtual server for
-/// each destination.
+/// Virtual servers in the kernel, with `count` destinations in total: one virtual server with all
+/// of them, or one virtual server for each destination.
 struct Table {
     ipvs: Ipvs,
     is_one: bool,
@@ -193,7 +193,8 @@ impl Table {
         (0..self.count).map(pair).collect()
     }
 
-    /// Sends a message for each item of `all`. Returns the total time.
+    /// Pushes a message for each item of `all`, and sends the messages in batches. Returns the
+    /// total time.
     fn each<T>(&mut self, all: &[T], push: impl Fn(Family, &mut Batch, &T)) -> Result<Duration> {
         let family = self.ipvs.family();
         let began = Instant::now();
@@ -247,7 +248,7 @@ impl Table {
             Case::Spares => return self.schedule(&first),
             _ => {}
         }
-        // Number of removed destinations in the kernel's list (`dest_trash`), and the old
+        // The length of the kernel's list of removed destinations (`dest_trash`), and the old
         // destinations that remain with weight 0.
         let (mut list, mut spare) = (0, Vec::new());
         for round in 1..=ROUNDS {

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use inet::IpFamily;
 use netlink_batch::{Attribute, Malformed, Writer};
 
-/// Returns the number of a family: `AF_INET` or `AF_INET6`.
+/// Returns the kernel's number of an IP family: `AF_INET` or `AF_INET6`.
 pub(crate) fn number(family: IpFamily) -> u16 {
     match family {
         IpFamily::V4 => 2,

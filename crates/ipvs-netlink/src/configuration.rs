@@ -1,10 +1,10 @@
-//! Settings of IPVS in a network namespace.
+//! Version, connection table size and timeouts of IPVS in a network namespace.
 
 use netlink_batch::{Attributes, Malformed};
 
 use crate::uapi::{self, info, top};
 
-/// Version of IPVS, and size of its connection table.
+/// Version of IPVS, and size of its connection table, as `IPVS_CMD_GET_INFO` returns them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Info {
     /// Version of IPVS, with one byte each for major, minor and patch (0x010201 is 1.2.1).
@@ -15,11 +15,11 @@ pub struct Info {
     pub table_size: u32,
 }
 
-/// Timeouts of idle connections, in seconds, for the whole network namespace.
+/// Timeouts of idle connections, in seconds, for the whole network namespace. In a request, a
+/// timeout of 0 keeps the present timeout.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Timeouts {
-    /// Timeout of established TCP connections, in seconds. In a request, 0 keeps the present
-    /// timeout.
+    /// Timeout of established TCP connections, in seconds.
     pub tcp: u32,
     /// Timeout of TCP connections after a FIN, in seconds.
     pub tcp_fin: u32,

@@ -14,13 +14,13 @@ const GET_INFO: libc::c_int = 64 + 1024 + 64 + 1;
 /// servers.
 const INFO: usize = 12;
 
-/// A socket that reads the number of virtual servers in the network namespace of the thread that
-/// opened the socket.
+/// A socket that reads the number of virtual servers. It works in the network namespace of the
+/// thread that opened it.
 #[derive(Debug)]
 pub struct ServiceCounter(OwnedFd);
 
 impl ServiceCounter {
-    /// Opens a socket for the query.
+    /// Opens a socket for reading the number of virtual servers.
     ///
     /// # Errors
     ///
@@ -31,8 +31,8 @@ impl ServiceCounter {
         Ok(Self(socket))
     }
 
-    /// Returns the number of virtual servers with IPv4 addresses or firewall marks. IPv6 virtual
-    /// servers do not count. Needs `CAP_NET_ADMIN`.
+    /// Returns the number of IPv4 virtual servers, including those for a firewall mark. IPv6
+    /// virtual servers do not count. Needs `CAP_NET_ADMIN`.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Destinations: the servers to which IPVS sends a virtual server's connections.
+//! Destinations: the servers over which IPVS balances the connections of a virtual server.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -15,8 +15,8 @@ use crate::uapi::{self, dest, top};
 pub struct DestinationKey {
     /// Address of the destination.
     pub address: IpAddr,
-    /// Port of the server. Only the forwarding method masquerading translates the port. With any
-    /// other method, this port equals the virtual server's port.
+    /// Port of the destination. Only masquerading translates the port. With any other forwarding
+    /// method, this port equals the virtual server's port.
     pub port: u16,
 }
 
@@ -54,7 +54,7 @@ pub enum Forward {
     /// replies.
     #[default]
     Masq,
-    /// Local delivery, because the destination is this host.
+    /// Local delivery: the destination is a process on this host.
     Local,
     /// Forwarding in a tunnel, see [`Tunnel`].
     Tunnel,
@@ -62,7 +62,7 @@ pub enum Forward {
     Route,
     /// Bypass of IPVS, for a cache cluster.
     Bypass,
-    /// An unassigned number: 5 to 7.
+    /// Forwarding method with an unassigned number: 5 to 7.
     Other(u8),
 }
 
@@ -106,7 +106,7 @@ pub struct Tunnel {
     pub flags: u16,
 }
 
-/// A destination to add or change.
+/// Configuration of a destination to add or change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Destination {
     /// Identity of the destination.
@@ -168,8 +168,8 @@ pub struct DestinationEntry {
 
 impl DestinationEntry {
     /// Parses an `IPVS_CMD_NEW_DEST` message that begins with its `genlmsghdr`. `family` is the
-    /// virtual server's family. Kernels before 3.18 do not send the destination's family. For these
-    /// kernels, `family` is the destination's family, too.
+    /// virtual server's family. Kernels before 3.18 do not send the destination's family, so
+    /// `family` then also stands for the destination's family.
     ///
     /// # Errors
     ///

@@ -1,4 +1,5 @@
-//! Errors of a whole request. A [`Reply`](netlink_batch::Reply) describes a refused change.
+//! Errors of whole IPVS requests. A [`Reply`](netlink_batch::Reply) describes a single refused
+//! change.
 
 use netlink_batch::{Malformed, Refusal};
 

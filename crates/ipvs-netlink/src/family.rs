@@ -1,4 +1,4 @@
-//! Encodes changes as netlink messages.
+//! Encodes changes to virtual servers and destinations as netlink messages.
 
 use netlink_batch::{Batch, Writer};
 
@@ -19,7 +19,8 @@ use crate::uapi::{self, command, top};
 pub struct Family(u16);
 
 impl Family {
-    /// Creates an encoder from a family number, as [`Ipvs::open`](crate::Ipvs::open) queries it.
+    /// Creates an encoder for the family number `id`, which [`Ipvs::open`](crate::Ipvs::open)
+    /// queries from the kernel.
     pub fn from_id(id: u16) -> Self {
         Self(id)
     }
@@ -36,7 +37,8 @@ impl Family {
     }
 
     /// Changes all parts of a virtual server except its key. Fails with `ESRCH` if the virtual
-    /// server does not exist, or `ENOENT` as for a new virtual server.
+    /// server does not exist, or with `ENOENT` if the kernel lacks the scheduler or persistence
+    /// engine.
     pub fn set_service(self, batch: &mut Batch, service: &Service) -> usize {
         self.service(batch, command::SET_SERVICE, service)
     }
@@ -98,8 +100,8 @@ impl Family {
         self.push(batch, command::FLUSH, |_| {})
     }
 
-    /// Zeroes the counters of a virtual server and its destinations, or of all virtual servers.
-    /// Fails with `ESRCH` if the virtual server does not exist.
+    /// Zeroes the counters of one virtual server and its destinations, or of all virtual servers if
+    /// `service` is `None`. Fails with `ESRCH` if the virtual server does not exist.
     pub fn zero(self, batch: &mut Batch, service: Option<&ServiceKey>) -> usize {
         self.push(batch, command::ZERO, |message| {
             if let Some(key) = service {

@@ -24,7 +24,7 @@ mod control {
     pub(super) const FAMILY_NAME: u16 = 2;
 }
 
-/// The virtual servers of one dump, each once.
+/// Virtual servers of one dump, without duplicates.
 #[derive(Default)]
 struct UniqueServices {
     entries: Vec<ServiceEntry>,
@@ -189,7 +189,8 @@ impl Ipvs {
         self.one(Family::flush)
     }
 
-    /// Zeroes the counters of a virtual server and its destinations, or of all virtual servers.
+    /// Zeroes the counters of one virtual server and its destinations, or of all virtual servers if
+    /// `service` is `None`.
     ///
     /// # Errors
     ///
@@ -221,7 +222,7 @@ impl Ipvs {
 }
 
 fn first(answer: &Dump) -> Result<&[u8], netlink_batch::Error> {
-    // The kernel has acknowledged the request but sent no response.
+    // If the dump is empty, the kernel has acknowledged the request, but its response is missing.
     answer
         .iter()
         .next()

@@ -123,7 +123,7 @@ impl fmt::Display for ServiceKey {
 }
 
 bitflags! {
-    /// Flags of a virtual server (`IP_VS_SVC_F_*`). Bits without a name in this type are kept.
+    /// Flags of a virtual server (`IP_VS_SVC_F_*`). Values of this type keep unnamed bits.
     #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub struct Flags: u32 {
         /// Flag of persistence: new connections of a client go to the same destination as the
@@ -136,27 +136,26 @@ bitflags! {
         /// First flag for the scheduler. With this flag, `sh` and `mh` choose another destination
         /// if the chosen destination has weight 0 or has reached its upper threshold.
         const SCHED_1 = 0x8;
-        /// Second flag for the scheduler. With this flag, `sh` and `mh` hash the source port, too.
+        /// Second flag for the scheduler. With this flag, `sh` and `mh` also hash the source port.
         const SCHED_2 = 0x10;
-        /// Third flag for the scheduler.
+        /// Third flag for the scheduler (`IP_VS_SVC_F_SCHED3`).
         const SCHED_3 = 0x20;
 
         const _ = !0;
     }
 }
 
-/// A virtual server to add or change.
+/// Configuration of a virtual server to add or change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Service {
-    /// Identity of the virtual server. The identity never changes.
+    /// Key of the virtual server. A change cannot alter the key.
     pub key: ServiceKey,
     /// Scheduler of the virtual server.
     pub scheduler: Name,
-    /// Flags of the virtual server. When a virtual server changes, these flags replace all its
-    /// flags.
+    /// Flags of the virtual server. A change of the virtual server replaces all of its flags.
     pub flags: Flags,
-    /// Time in seconds for which a client without connections keeps its destination, with
-    /// [`Flags::PERSISTENT`].
+    /// Time in seconds for which a client that has no connections keeps its destination. Applies
+    /// only with [`Flags::PERSISTENT`].
     pub timeout: u32,
     /// Mask that decides which addresses count as one client for persistence. The kernel accepts
     /// only these values:

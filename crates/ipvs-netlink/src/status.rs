@@ -16,7 +16,8 @@ use std::collections::BTreeMap;
 /// Maximum number of unknown lines to store.
 const OTHERS_MAX: usize = 64;
 
-/// Tables of a network namespace. A number that the kernel does not report is `None`.
+/// Numbers from `/proc/net/ip_vs_status` of a network namespace. A number that the kernel does not
+/// report is `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Status {
     /// Number of connections, or `None` if the kernel does not report it. The sysctl
@@ -33,7 +34,7 @@ pub struct Status {
     pub others: Vec<String>,
 }
 
-/// A hash table that grows with its number of entries.
+/// State of a hash table that grows with its number of entries.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GrowingTable {
     /// Number of buckets: 0 before the first entry, `None` if the kernel does not report it.
@@ -44,8 +45,8 @@ pub struct GrowingTable {
 }
 
 impl GrowingTable {
-    /// Returns the length of the longest chain. The kernel reports all chains above a certain
-    /// length under that length.
+    /// Returns the length of the longest chain, or `None` if the kernel reports no buckets. The
+    /// kernel reports all chains above a certain length under that length.
     pub fn longest(&self) -> Option<u32> {
         let used = self.by_length.iter().filter(|(_, count)| **count > 0);
         used.map(|(length, _)| *length).next_back()
@@ -123,7 +124,7 @@ enum NumberField<'a> {
     Length(&'a mut BTreeMap<u32, u64>, u32),
 }
 
-/// Returns the number at the start of a value, such as `4096 (12 bits, lfactor -4)`.
+/// Returns the number at the start of a value, such as 4096 in `4096 (12 bits, lfactor -4)`.
 fn number(value: &str) -> Option<u64> {
     let mut words = value.split_whitespace();
     let number = words.next()?.parse().ok()?;

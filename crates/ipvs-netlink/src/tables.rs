@@ -1,5 +1,5 @@
-//! Reads the IPVS tables of this network namespace, and the limit of connections, if the kernel
-//! reports them.
+//! Reads the status of the IPVS tables of this network namespace, and the limit on the number of
+//! connections, if the kernel reports them.
 //!
 //! | since | change |
 //! |---|---|
@@ -19,22 +19,23 @@ use crate::Status;
 const STATUS: &str = "proc/thread-self/net/ip_vs_status";
 const CONNECTIONS_MAX: &str = "proc/sys/net/ipv4/vs/conn_max";
 
-/// Tables of IPVS, and the limit on the number of connections.
+/// Status of the IPVS tables, and the limit on the number of connections.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tables {
-    /// Tables, as the kernel describes them in `/proc/net/ip_vs_status`.
+    /// Status of the tables, from `/proc/net/ip_vs_status`.
     pub status: Status,
-    /// Maximum number of connections, or `None` if this kernel has no limit.
+    /// Maximum number of connections (sysctl `net.ipv4.vs.conn_max`), or `None` if it cannot be
+    /// read.
     pub connections_max: Option<u64>,
 }
 
 impl Tables {
-    /// Reads the kernel's files below `root`. Returns `None` if this kernel does not have these
-    /// files.
+    /// Reads the kernel's files below the directory `root`. Returns `None` if this kernel has no
+    /// file `ip_vs_status`.
     ///
     /// # Errors
     ///
-    /// Fails if an existing file is unreadable or malformed.
+    /// Fails if the file `ip_vs_status` is unreadable or malformed.
     pub fn read(root: &Path) -> Result<Option<Self>, String> {
         let path = root.join(STATUS);
         let text = match fs::read_to_string(&path) {

@@ -1,5 +1,5 @@
-//! Numbers of `include/uapi/linux/ip_vs.h`. Every IPVS message begins with a `genlmsghdr` (command,
-//! version and padding), and continues with attributes.
+//! Constants of `include/uapi/linux/ip_vs.h`. Every IPVS message begins with a `genlmsghdr`
+//! (command, version and padding), and continues with attributes.
 
 use netlink_batch::{Attributes, Malformed};
 
@@ -95,7 +95,7 @@ pub(crate) fn header(command: u8) -> [u8; HEADER] {
     [command, VERSION, 0, 0]
 }
 
-/// Returns the attributes inside the message's attribute `kind`.
+/// Returns the inner attributes of a message's attribute `kind`.
 pub(crate) fn nested<'a>(
     payload: &'a [u8],
     kind: u16,

@@ -20,8 +20,7 @@ const DEST: u16 = 2;
 const STATS: u16 = 10;
 const STATS64: u16 = 12;
 
-/// A request that this crate encodes. The request's bytes should equal the bytes of an `ipvsadm`
-/// command.
+/// A request to encode. The encoded bytes must equal those of an `ipvsadm` command.
 enum Act {
     New(Service),
     Set(Service),
@@ -233,7 +232,7 @@ fn acts() -> Vec<(&'static str, Act)> {
     ]
 }
 
-/// Parses a capture into tuples of command, kind of message, and bytes.
+/// Parses a file of captured messages into tuples of `ipvsadm` command, kind of message, and bytes.
 fn captured(text: &'static str) -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let mut command = "";
     let mut lines = Vec::new();
@@ -390,8 +389,8 @@ const STATISTICS: Statistics = Statistics {
     outgoing_byte_rate: 41,
 };
 
-/// Returns `payload` with a new outer attribute. `keep` writes each inner attribute that the new
-/// outer attribute should contain.
+/// Returns a copy of the message `payload` with a new outer attribute. `keep` writes the inner
+/// attributes that the copy should contain.
 fn rebuilt(payload: &[u8], keep: impl Fn(&mut Writer<'_>, u16, &[u8])) -> Vec<u8> {
     let mut batch = Batch::new();
     batch.push(1, 0, |message| {
@@ -545,7 +544,7 @@ fn any_destination() -> impl Strategy<Value = Destination> {
 }
 
 proptest! {
-    /// A request and a response have the same attributes, so the decoder can read every encoded
+    /// A request has the same attributes as a response, so the decoder can read every encoded
     /// request.
     #[test]
     fn encoded_virtual_servers_decode_to_the_same_values(service in any_service()) {

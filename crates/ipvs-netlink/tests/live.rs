@@ -49,7 +49,7 @@ fn errnos(replies: &[Reply]) -> Vec<Option<i32>> {
     replies.iter().map(Reply::errno).collect()
 }
 
-/// Executes a batch whose messages must all succeed.
+/// Executes a batch, and checks that every message succeeds.
 fn execute(ipvs: &mut Ipvs, push: impl FnOnce(Family, &mut Batch)) {
     let mut batch = Batch::new();
     push(ipvs.family(), &mut batch);
@@ -77,7 +77,7 @@ fn destinations(ipvs: &mut Ipvs, key: &ServiceKey) -> Vec<Destination> {
     found
 }
 
-/// Returns a virtual server with the flag that the kernel adds to every virtual server.
+/// Adds to a virtual server the flag that the kernel sets on every virtual server.
 fn hashed(mut service: Service) -> Service {
     service.flags |= Flags::HASHED;
     service
@@ -89,7 +89,7 @@ fn the_kernel_reports_its_ipvs_version() {
     on_ipvs(|mut ipvs| {
         let info = ipvs.info().unwrap();
         assert!(info.version >= 0x01_02_00, "{info:?}");
-        // Since Linux 7.1, there is no connection table before the first virtual server.
+        // Since Linux 7.1, the connection table is created with the first virtual server.
         let size = info.table_size;
         assert!(size == 0 || size.is_power_of_two(), "{info:?}");
         assert_eq!(services(&mut ipvs), []);

@@ -61,7 +61,7 @@ const RTM_GETROUTE: u16 = 26;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 const IFA_FLAGS: u16 = 8;
-/// Flags of every address (`IFA_F_PERMANENT | IFA_F_NODAD`).
+/// Default flags of each added address (`IFA_F_PERMANENT | IFA_F_NODAD`).
 const FLAGS: u32 = 0x82;
 const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
@@ -75,7 +75,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if !arguments.is_empty() {
         return one(&arguments);
     }
-    // Loads the module of IPv6, if the kernel has one.
+    // Loads the IPv6 module, if the kernel has one.
     Command::new("modprobe").args(["-q", "ipv6"]).status()?;
     let program = current_exe()?;
     for case in CASES.lines() {
@@ -109,7 +109,7 @@ fn one(arguments: &[String]) -> Result<(), Box<dyn Error>> {
 
     let numbers: Box<dyn Iterator<Item = u32>> = match &**order {
         "descending" => Box::new((0..count).rev()),
-        // The step 7919 and `count` have no common divisor, so every number below `count` appears
+        // 7919 and `count` have no common divisor, so each number below `count` appears exactly
         // once.
         "shuffled" => Box::new((0..count).map(|at| at * 7919 % count)),
         _ => Box::new(0..count),

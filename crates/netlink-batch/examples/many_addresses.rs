@@ -39,7 +39,7 @@ fn main() -> Result<(), Error> {
         let took = began.elapsed();
         let done = replies.iter().filter(|reply| **reply == Reply::Done);
         println!("{name} {} addresses in {took:.1?}", done.count());
-        // Each failed reply has the index of its message.
+        // Finds the first failed reply. Its index is that of the message.
         let failed = replies
             .iter()
             .enumerate()

@@ -1,5 +1,5 @@
-//! Measures the additional cost of a packet if the node has many addresses. The result is the table
-//! in docs/operating.md under "Many service addresses, and what a packet costs".
+//! Measures how much longer a packet takes on a node that has many addresses. The result is the
+//! table in docs/operating.md under "Many service addresses, and what a packet costs".
 //!
 //! ```text
 //! cargo build --release -p netlink-batch -p lab --example packet_cost --bin lab
@@ -42,15 +42,15 @@ const IPV6_COUNTS: [u32; 3] = [0, 1_000, 10_000];
 const BLOCK: u16 = 500;
 const BLOCKS: usize = 300;
 const CONNECTIONS: usize = 101;
-/// Maximum time until a kernel worker has added the routes of IPv6 addresses.
+/// Maximum wait until a kernel worker has added the routes of IPv6 addresses.
 const ROUTED_WITHIN: Duration = Duration::from_secs(30);
 
-/// Index of the link `kube-ipvs0`.
+/// Kernel index of the link `kube-ipvs0`.
 const INDEX: u32 = 1_000;
 const RTM_NEWADDR: u16 = 20;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
-/// Flags of every address (`IFA_F_PERMANENT | IFA_F_NODAD`).
+/// Address flags that each `RTM_NEWADDR` sets (`IFA_F_PERMANENT | IFA_F_NODAD`).
 const FLAGS: u8 = 0x82;
 
 const OTHER: Ipv4Addr = Ipv4Addr::new(10, 2, 0, 2);
@@ -58,7 +58,7 @@ const OTHER: Ipv4Addr = Ipv4Addr::new(10, 2, 0, 2);
 const ECHO_REQUEST: [u8; 8] = [8, 0, 0xf7, 0x94, 0, 0x6b, 0, 0];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    // Loads the module of IPv6, if the kernel has one.
+    // Loads the IPv6 module, if the kernel has one.
     Command::new("modprobe").args(["-q", "ipv6"]).status()?;
     let sources = ipv6_sources()?;
     let kernel = read_to_string("/proc/sys/kernel/osrelease")?;
@@ -133,7 +133,8 @@ fn ipv4_row(count: u32) -> Result<[f64; 3], Box<dyn Error>> {
     Ok([short, node, client])
 }
 
-/// Measures the duration of `connect` on a UDP socket, in which the kernel chooses an IPv6 source.
+/// Measures the duration of `connect` on a UDP socket, during which the kernel chooses an IPv6
+/// source address.
 fn ipv6_sources() -> Result<String, Box<dyn Error>> {
     ip("netns add six")?;
     enter("six")?;
@@ -187,7 +188,7 @@ fn await_routes(count: usize) -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Measures the microseconds for a packet and its reply.
+/// Measures the time for a packet and its reply, in microseconds.
 fn fastest(socket: &OwnedFd) -> Result<f64, Box<dyn Error>> {
     // Sends one packet that is not measured, because the first packets wait for neighbour
     // resolution.

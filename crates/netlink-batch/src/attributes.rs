@@ -1,13 +1,15 @@
-//! Reads netlink attributes (`struct nlattr`): a length, a kind, and a payload padded to 4 bytes.
+//! Reads netlink attributes (`struct nlattr`). An attribute has a length, a kind, and a payload
+//! padded to 4 bytes.
 //!
-//! The bytes come from outside of this process. So the parser checks every length, and no input
-//! causes a panic. The iterator also returns attributes of unknown kinds, which the caller ignores.
+//! The bytes come from the kernel or from other programs, so the parser checks every length, and no
+//! input causes a panic. The iterator also returns attributes of unknown kinds, which callers
+//! ignore.
 
 use std::str;
 
 use netlink_packet_core::DecodeError;
 
-/// Flag bits of an attribute's kind: `NLA_F_NESTED | NLA_F_NET_BYTEORDER`.
+/// Flag bits in an attribute's kind: `NLA_F_NESTED | NLA_F_NET_BYTEORDER`.
 const FLAGS: u16 = 0xc000;
 pub(crate) const NESTED: u16 = 0x8000;
 pub(crate) const HEADER: usize = 4;
@@ -17,7 +19,7 @@ pub(crate) const fn align(len: usize) -> usize {
     len.next_multiple_of(4)
 }
 
-/// Error about bytes that are not valid netlink.
+/// Error about received bytes that are not valid netlink.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Malformed {
@@ -40,7 +42,7 @@ pub enum Malformed {
     /// An attribute whose payload is too short or too long for its type.
     #[error("netlink attribute {kind} has {actual} bytes of payload, not {expected}")]
     Size {
-        /// Kind of the attribute without flag bits, or 0 for a fixed header.
+        /// Kind of the attribute without flag bits, or 0 for a fixed header of a message.
         kind: u16,
         /// Number of bytes that the attribute's type needs.
         expected: usize,
@@ -148,7 +150,7 @@ impl<'a> Iterator for Attributes<'a> {
     }
 }
 
-/// One attribute. A method that returns a number fails if the payload does not have the size of
+/// One attribute. Each method that returns a number fails if the payload does not have the size of
 /// this number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attribute<'a> {

@@ -1,4 +1,5 @@
-//! Encodes messages. A [`Batch`] is one buffer of complete messages, which one or more sends
+//! Encodes netlink messages. A [`Batch`] is one buffer of complete messages, which needs one or
+//! more sends.
 //! transmit.
 //!
 //! The writer encodes a message in one pass: it fills in each length after the content.
@@ -15,7 +16,7 @@ use netlink_packet_core::{NLM_F_ACK, NLM_F_REQUEST};
 use crate::attributes::{self, Malformed, NESTED, align};
 use crate::message::{self, Messages};
 
-/// Messages that are sent together. The messages get their sequence numbers when they are sent.
+/// A buffer of messages that are sent together. A send gives the messages their sequence numbers.
 /// Callers refer to a message by its index.
 #[derive(Default, Clone)]
 pub struct Batch {
@@ -64,7 +65,7 @@ impl Batch {
         self.ends.is_empty()
     }
 
-    /// Removes all messages, and keeps the memory for reuse.
+    /// Removes all messages, but keeps the allocated memory for reuse.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.ends.clear();
@@ -130,7 +131,7 @@ impl Batch {
         &self.bytes
     }
 
-    /// Returns the indices of void messages (messages with an attribute of more than 65,535 bytes).
+    /// Returns the indices of void messages, in which an attribute exceeds 65,535 bytes.
     pub(crate) fn void(&self) -> impl Iterator<Item = usize> {
         (0..self.len()).filter(|index| self.raw(*index).is_some_and(<[u8]>::is_empty))
     }
@@ -160,8 +161,8 @@ impl fmt::Debug for Batch {
     }
 }
 
-/// Writer of one message's payload. Sets the lengths of attributes, and aligns attributes to 4
-/// bytes.
+/// Writer of one message's payload. It fills in the lengths of attributes, and pads attributes to a
+/// multiple of 4 bytes.
 pub struct Writer<'a> {
     bytes: &'a mut Vec<u8>,
     start: usize,

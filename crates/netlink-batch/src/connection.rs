@@ -1,4 +1,4 @@
-//! A netlink socket, and its operations: batch, request and dump.
+//! A netlink socket, and its operations: batches, requests and dumps.
 
 use std::io;
 
@@ -13,14 +13,14 @@ use crate::exchange::{Exchange, FIRST_SEQUENCE, is_uninterrupted};
 use crate::protocol::Protocol;
 use crate::reply::{Dump, Replies, Reply};
 
-/// Sizes of a socket's buffers, in bytes. The kernel doubles these numbers. For a process without
-/// `CAP_NET_ADMIN`, the kernel limits them to `net.core.{r,w}mem_max`.
+/// Sizes of a socket's buffers, in bytes. The kernel doubles these sizes. For a process without
+/// `CAP_NET_ADMIN`, the kernel limits them to `net.core.rmem_max` and `net.core.wmem_max`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Buffers {
     /// Size of the buffer for replies. If the buffer is too small, the kernel drops replies
     /// ([`Reply::Unknown`]).
     pub receive: usize,
-    /// Size of the buffer for messages to the kernel, which limits one send.
+    /// Size of the buffer for messages to the kernel. One send cannot be larger.
     pub send: usize,
 }
 
@@ -85,14 +85,14 @@ impl Connection {
         }
     }
 
-    /// Returns the number of messages that were sent, including each attempt of a dump. The number
-    /// wraps to 0 after `u32::MAX`.
+    /// Returns the number of sent messages, including each attempt of a dump. The number wraps to 0
+    /// after `u32::MAX`.
     pub fn sent(&self) -> u32 {
         self.0.sequence.wrapping_sub(FIRST_SEQUENCE)
     }
 
-    /// Returns this socket's port number. In notifications, the kernel names the author of a change
-    /// by this number.
+    /// Returns this socket's netlink port number, by which notifications name the author of a
+    /// change.
     ///
     /// # Errors
     ///

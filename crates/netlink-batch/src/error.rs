@@ -5,7 +5,7 @@ use std::{fmt, io};
 use crate::attributes::Malformed;
 use crate::protocol::Protocol;
 
-/// Error of a whole operation. For errors of single messages, see [`Reply`](crate::Reply).
+/// Error that ends a whole operation. For errors of single messages, see [`Reply`](crate::Reply).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -25,7 +25,8 @@ pub enum Error {
         /// Protocol of the socket.
         protocol: Protocol,
     },
-    /// A send or receive failed. A part of a batch may have taken effect: dump and compare.
+    /// A send or receive failed. A part of the batch may have taken effect, so the caller should
+    /// open a new connection and dump.
     #[error("cannot {doing} netlink messages: {source}; open a new connection and dump")]
     Io {
         /// Failed operation: `send` or `receive`.

@@ -1,4 +1,5 @@
-//! The protocol logic: the messages of each operation, and the meaning of the replies.
+//! Implements the netlink operations: sends the messages of each operation, and interprets the
+//! kernel's replies.
 //!
 //! The kernel side of a connection is synchronous: when `send` returns, the kernel has already
 //! queued every reply, or the next part of a dump. So this module never waits. If the queue is
@@ -41,7 +42,7 @@ const CHUNK_BYTES: usize = 128 * 1024;
 const DATAGRAM: usize = 2 * CHUNK_BYTES;
 /// First sequence number. The kernel uses 0 for messages that it sends without a request.
 pub(crate) const FIRST_SEQUENCE: u32 = 1;
-/// Bytes of the send buffer that the kernel needs besides the messages, generously estimated.
+/// Size in bytes that the send buffer needs in addition to the messages, generously estimated.
 const SEND_OVERHEAD: usize = 4096;
 const DUMP_ATTEMPTS: u32 = 6;
 /// Pause before the second attempt of a dump. The pause doubles before each further attempt.
@@ -59,7 +60,7 @@ pub(crate) struct Attempt {
 /// A function that returns true if the result of an attempt is valid.
 type IsValid<'a, T> = dyn Fn(&T, Attempt) -> bool + 'a;
 
-/// Accepts the result of an attempt if the kernel reported no concurrent change.
+/// Returns true if the kernel reported no concurrent change during an attempt.
 pub(crate) fn is_uninterrupted<T>(_: &T, attempt: Attempt) -> bool {
     !attempt.is_interrupted
 }
@@ -99,7 +100,7 @@ impl Link for Socket {
 type ProcessMessage<'a, T> =
     dyn FnMut(&mut T, &message::ReceivedMessage<'_>) -> Result<(), Malformed> + 'a;
 
-/// Appends the message to `all`.
+/// Appends a message of a dump to `all`.
 #[allow(clippy::unnecessary_wraps, reason = "it has the form of what may fail")]
 fn keep(all: &mut Dump, message: &message::ReceivedMessage<'_>) -> Result<(), Malformed> {
     all.push(message.raw);

@@ -4,8 +4,8 @@
 //!   start(job) ─▶ Worker ─▶ poll: ready ─▶ take
 //! ```
 //!
-//! If the owner of several lanes never runs two jobs on the same objects at the same time, the jobs
-//! need no lock.
+//! The caller must never run two jobs on the same kernel objects at the same time. Then jobs on
+//! several lanes need no lock.
 
 use std::fmt;
 use std::task::{Context, Poll};
@@ -46,7 +46,7 @@ impl<T, R> fmt::Debug for Lane<T, R> {
 }
 
 impl<T: 'static, R: Send + 'static> Lane<T, R> {
-    /// Creates a lane on the thread of `worker`.
+    /// Creates a lane that runs its jobs on the thread of `worker`.
     pub fn new(worker: Worker<T>) -> Self {
         Self {
             thread: Thread::Worker(worker),
@@ -92,7 +92,8 @@ impl<T: 'static, R: Send + 'static> Lane<T, R> {
         }
     }
 
-    /// Takes the result of a finished job. The caller may then start the next job.
+    /// Takes the result of a finished job, after which the caller may start the next job. Returns
+    /// `None` if no job has finished.
     pub fn take(&mut self) -> Option<Result<R, WorkerEnded>> {
         let result = match std::mem::replace(&mut self.job, Job::None) {
             Job::None => return None,
@@ -139,7 +140,7 @@ mod tests {
                 count(&mut lane);
                 assert!(!lane.is_free());
                 block_on(poll_fn(|context| lane.poll(context)));
-                // The lane stays ready until the caller takes the result.
+                // The lane stays ready until the caller takes the job's result.
                 block_on(poll_fn(|context| lane.poll(context)));
                 assert_eq!(lane.take(), Some(Ok(expected)));
                 assert_eq!(lane.take(), None);

@@ -1,4 +1,5 @@
-//! Netlink transport: many messages in one send, errors by sequence number.
+//! Netlink transport: sends many messages in one system call, and matches errors to messages by
+//! sequence number.
 //!
 //! The kernel processes a netlink send before `send` returns, message by message. The kernel
 //! reports every failure, even if no message requests an acknowledgement.

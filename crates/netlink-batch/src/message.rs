@@ -8,10 +8,10 @@ use crate::error::Refusal;
 pub(crate) const HEADER: usize = 16;
 const FLAGS_AT: usize = 6;
 const SEQUENCE_AT: usize = 8;
-/// Attribute with the text of a kernel's error (`NLMSGERR_ATTR_MSG`).
+/// Attribute that contains the kernel's explanation of an error (`NLMSGERR_ATTR_MSG`).
 const ERROR_TEXT: u16 = 1;
 
-/// Returns a header with length 0 and sequence number 0. The caller fills in both later.
+/// Returns an `nlmsghdr` with length 0 and sequence number 0. The caller fills in both later.
 pub(crate) fn header(kind: u16, flags: u16) -> [u8; HEADER] {
     let ([k0, k1], [f0, f1]) = (kind.to_ne_bytes(), flags.to_ne_bytes());
     [0, 0, 0, 0, k0, k1, f0, f1, 0, 0, 0, 0, 0, 0, 0, 0]
@@ -39,7 +39,7 @@ pub(crate) struct ReceivedMessage<'a> {
     pub(crate) flags: u16,
     pub(crate) sequence: u32,
     pub(crate) payload: &'a [u8],
-    /// Bytes of header and payload, without padding.
+    /// Bytes of the message's header and payload, without padding.
     pub(crate) raw: &'a [u8],
 }
 

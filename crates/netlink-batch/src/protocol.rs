@@ -9,7 +9,7 @@ pub enum Protocol {
     /// (`NETLINK_GET_STRICT_CHK`, Linux 4.20). So a dump needs the full fixed header of its family.
     /// The kernel filters the dump by the fields that are set in this header.
     Route,
-    /// ipset and conntrack (`NETLINK_NETFILTER`).
+    /// ipset, conntrack and nf\_tables (`NETLINK_NETFILTER`).
     Netfilter,
     /// IPVS and other generic families, selected by family id (`NETLINK_GENERIC`).
     Generic,

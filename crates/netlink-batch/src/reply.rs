@@ -1,4 +1,4 @@
-//! Replies of the kernel to messages.
+//! Replies of the kernel to the messages of a batch, and messages of a dump.
 
 use crate::attributes::align;
 use crate::error::Refusal;
@@ -17,7 +17,7 @@ pub enum Reply {
 }
 
 impl Reply {
-    /// Returns the error number of a refusal.
+    /// Returns the error number of a refusal, or `None` for any other outcome.
     pub fn errno(&self) -> Option<i32> {
         match self {
             Self::Refused(refusal) => Some(refusal.errno),
@@ -30,9 +30,9 @@ impl Reply {
 /// ([`Connection::transact`](crate::Connection::transact)).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Replies {
-    /// Refused messages by their index, in the order of the kernel's replies.
+    /// Refused messages by their index in the batch, in the order of the kernel's replies.
     pub refused: Vec<(usize, Refusal)>,
-    /// Indices of the messages whose success the kernel has acknowledged.
+    /// Indices of the messages that the kernel has acknowledged as successful.
     pub acknowledged: Vec<usize>,
     /// Other messages from the kernel, such as the messages that `NLM_F_ECHO` requests.
     pub echoed: Dump,
@@ -40,7 +40,7 @@ pub struct Replies {
     pub lost: bool,
 }
 
-/// Messages received from the kernel, in one buffer.
+/// Messages that the kernel has sent in reply to a request, in one buffer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Dump {
     bytes: Vec<u8>,

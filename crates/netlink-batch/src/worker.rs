@@ -1,4 +1,4 @@
-//! A thread that owns sockets, for async callers.
+//! A thread that owns sockets and makes their blocking calls for async callers.
 //!
 //! The kernel does its work within the system call `send`, on the sender's thread. A large batch
 //! would therefore block an async runtime, so a [`Worker`] runs closures on another thread.
@@ -32,7 +32,7 @@ pub struct Worker<T> {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Queue of a worker without a thread ([`Worker::handing_out`]).
+/// Queue of closures for a worker without a thread ([`Worker::handing_out`]).
 pub struct JobQueue<T>(mpsc::Receiver<Job<T>>);
 
 impl<T> JobQueue<T> {
@@ -115,8 +115,8 @@ impl<T: 'static> Worker<T> {
         (worker, JobQueue(queue))
     }
 
-    /// Runs `f` on the value. The call queues the closure immediately. The worker runs the closure
-    /// even if the caller drops the future.
+    /// Runs `f` on the worker's value. The call queues the closure immediately. The worker runs the
+    /// closure even if the caller drops the future.
     pub fn call<R, F>(
         &self,
         f: F,
@@ -129,7 +129,8 @@ impl<T: 'static> Worker<T> {
         async move { outcome.await.map_err(|_| WorkerEnded) }
     }
 
-    /// Queues `f`. Returns a receiver for its result. The receiver fails if the thread has ended.
+    /// Queues `f`. Returns a receiver for its result. The receiver fails if the worker's thread has
+    /// ended.
     pub(crate) fn submit<R, F>(&self, f: F) -> oneshot::Receiver<R>
     where
         R: Send + 'static,

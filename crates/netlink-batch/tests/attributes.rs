@@ -6,7 +6,7 @@ use netlink_batch::{Attribute, Attributes, Batch, Malformed, Writer, messages};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// Returns the payload of a message that `payload` has written.
+/// Returns the payload that `payload` writes into a message.
 fn written(payload: impl FnOnce(&mut Writer<'_>)) -> Vec<u8> {
     let mut batch = Batch::new();
     batch.push(1, 0, payload);

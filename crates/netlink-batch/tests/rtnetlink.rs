@@ -31,7 +31,7 @@ fn open() -> Connection {
     Connection::open(Protocol::Route).unwrap()
 }
 
-/// Returns a `struct ifaddrmsg` for an IPv4 /32 address.
+/// Returns a `struct ifaddrmsg` for a /32 IPv4 address of a device.
 fn ifaddrmsg(device: u32) -> [u8; 8] {
     let [a, b, c, d] = device.to_ne_bytes();
     [2, 32, 0, 0, a, b, c, d]
@@ -56,7 +56,7 @@ fn errnos(replies: &[Reply]) -> Vec<Option<i32>> {
     replies.iter().map(Reply::errno).collect()
 }
 
-/// Returns the addresses of the loopback device. The kernel filters the dump by device.
+/// Returns the IPv4 addresses of the loopback device. The kernel filters the dump by device.
 fn addresses(connection: &mut Connection) -> Vec<u32> {
     let dump = connection
         .dump(RTM_GETADDR, 0, |message| {
@@ -103,8 +103,8 @@ fn each_message_has_its_own_reply() {
                 Some(EADDRNOTAVAIL)
             ]
         );
-        // The kernel may send a text in addition (NLMSGERR_ATTR_MSG). So the test checks only the
-        // beginning of the message.
+        // The kernel may add a text (NLMSGERR_ATTR_MSG), so the test checks only the beginning of
+        // the message.
         let Some(Reply::Refused(refusal)) = replies.get(1) else {
             panic!("{replies:?}")
         };
@@ -246,7 +246,7 @@ fn requests_get_replies_and_refused_dumps_fail() {
         let refused = connection.request(RTM_GETLINK, 0, get("nowhere0"));
         assert!(matches!(refused, Err(Error::Refused(refusal)) if refusal.errno == ENODEV));
 
-        // If the device does not exist, the kernel refuses a dump of its addresses, because of
+        // For a device that does not exist, the kernel refuses a dump of its addresses, because of
         // strict checking.
         let refused = connection.dump(RTM_GETADDR, 0, |message| message.bytes(&ifaddrmsg(NOWHERE)));
         assert!(matches!(refused, Err(Error::Refused(_))), "{refused:?}");
@@ -267,8 +267,8 @@ fn a_socket_without_cap_net_admin_gets_each_message_refused() {
             [Some(EPERM); 2]
         );
 
-        // nfnetlink refuses the whole send. The sysctls limit the buffers, because the process is
-        // unprivileged.
+        // nfnetlink refuses the whole send. The sysctls limit the buffers of this unprivileged
+        // process.
         let mut netfilter = Connection::open(Protocol::Netfilter).unwrap();
         batch.clear();
         for _ in 0..3 {

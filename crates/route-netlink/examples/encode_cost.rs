@@ -1,5 +1,5 @@
-//! Measures the time to encode netlink messages, from typed messages and from hand-written bytes.
-//! For comparison, measures the kernel's time for the same messages.
+//! Measures the time to encode netlink messages in two ways: from typed messages, and as
+//! hand-written bytes. For comparison, measures the kernel's time for the same messages.
 //!
 //! ```text
 //! cargo build --release -p route-netlink --example encode_cost

@@ -1,4 +1,4 @@
-//! Addresses of links, and the netlink messages about them.
+//! IP addresses of links, and the netlink messages about them.
 
 use std::net::IpAddr;
 
@@ -13,19 +13,19 @@ use netlink_packet_route::address::{
 use crate::Family;
 use crate::message::{attributes, push};
 
-/// An address that a link has.
+/// An IP address of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Address {
-    /// Index of the link.
+    /// Kernel index of the link that has the address.
     pub link: u32,
-    /// The address. On a point-to-point link, this is the address of this end.
+    /// The IP address. On a point-to-point link, this is the address of this end.
     pub address: IpAddr,
     /// Prefix length of the network that contains the address.
     pub prefix: u8,
 }
 
 impl Address {
-    /// Creates a host address, with prefix length 32 or 128.
+    /// Creates a link address without a network: its prefix length is 32 or 128.
     pub fn host(link: u32, address: IpAddr) -> Self {
         let prefix = Family::of(address).full_prefix();
         Self {
@@ -37,7 +37,7 @@ impl Address {
 
     /// Appends `RTM_NEWADDR`, which adds the address to the link permanently. The kernel replies
     /// `EEXIST` if the link already has the address. An IPv6 address skips duplicate address
-    /// detection. A loopback address gets the scope host.
+    /// detection (`IFA_F_NODAD`). A loopback address gets the scope host.
     ///
     /// The kernel may use a new IPv6 address as the source of packets before this host can receive
     /// the replies ([`KernelRoutes`](crate::KernelRoutes)).

@@ -13,13 +13,13 @@ use socket2::SockRef;
 
 use crate::{Family, LocalRoute, Rtnetlink};
 
-/// Bytes of the receive buffer to reserve for each expected route.
+/// Size in bytes of the receive buffer to reserve for each expected route.
 const ROUTE_BYTES: usize = 1_024;
-/// Bytes of the receive buffer to reserve for routes of other programs.
+/// Size in bytes of the receive buffer to reserve for the routes of other programs.
 const SPARE_BYTES: usize = 256 << 10;
 
-/// Maximum wait for the next notification after notifications were lost. After this time, a dump of
-/// the routes replaces the lost notifications.
+/// Maximum wait for the next notification after the socket has lost notifications. After this time,
+/// a dump of the routes replaces them.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// A subscription to new IPv6 routes.
@@ -31,7 +31,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub struct KernelRoutes(Socket);
 
-/// Result of one read from the socket.
+/// Result of one read from the notification socket.
 enum Received {
     Addresses(Vec<IpAddr>),
     /// Some notifications were lost or malformed.
@@ -140,7 +140,7 @@ fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
 }
 
-/// Returns the addresses for which the kernel has added local routes.
+/// Returns the IPv6 addresses for which a datagram reports new local routes.
 fn added(datagram: &[u8]) -> Received {
     let mut addresses = Vec::new();
     for message in netlink_batch::messages(datagram) {
@@ -152,7 +152,8 @@ fn added(datagram: &[u8]) -> Received {
     Received::Addresses(addresses)
 }
 
-/// Returns the address of a new route, if the kernel created the route for a single address.
+/// Returns the destination of a new route, if the kernel created the route for a single address.
+/// Returns `None` for any other message.
 fn address(message: Message<'_>) -> Result<Option<IpAddr>, Malformed> {
     if message.kind != RTM_NEWROUTE {
         return Ok(None);

@@ -1,4 +1,5 @@
-//! Links, addresses and local routes over rtnetlink, and the kernel's notifications about them.
+//! Reads and writes links, addresses and local routes over rtnetlink, and receives the kernel's
+//! notifications about them.
 //!
 //! ```text
 //!  Address, LocalRoute ── push_new, push_del ──▶ Batch ──▶ Rtnetlink::execute ──▶ a Reply for each
@@ -60,8 +61,8 @@ pub use rtnetlink::Rtnetlink;
 pub use subscription::{Event, Subscription};
 
 /// Returns the addresses of all links except the links named in `but`, in the calling thread's
-/// network namespace. Opens a new connection for each call, because a failed connection cannot be
-/// reused.
+/// network namespace. Opens a new connection in each call, because a failed connection cannot be
+/// used again.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! Links, and the netlink messages about them.
+//! Network links, and the netlink messages about them.
 
 use libc::{IFLA_INFO_KIND, IFLA_LINKINFO};
 use netlink_batch::Malformed;
@@ -13,14 +13,14 @@ use crate::message::attributes;
 /// A network link, as the kernel reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Link {
-    /// Index of the link. No other link gets this index while the link exists.
+    /// Kernel index of the link. No other link gets this index while the link exists.
     pub index: u32,
     /// Administrative state of the link.
     pub state: LinkState,
     /// True if the link resolves its neighbours' addresses, which means that it lacks `IFF_NOARP`.
     /// False for a dummy link.
     pub resolves_neighbours: bool,
-    /// Type of the link, such as `dummy` or `veth`. Empty for a hardware link.
+    /// Link type (`IFLA_INFO_KIND`), such as `dummy` or `veth`. Empty for a hardware link.
     pub kind: String,
 }
 
@@ -29,7 +29,7 @@ pub struct Link {
 pub enum LinkState {
     /// The link is set up (`ip link set up`).
     Up,
-    /// The link is set down. Its addresses are nevertheless local to the node.
+    /// The link is set down (`ip link set down`). Its addresses are local to the node nevertheless.
     Down,
 }
 
@@ -67,7 +67,7 @@ impl Link {
     }
 }
 
-/// Returns a message that names a link. Shortens a very long name to a length that the kernel still
+/// Returns a message that names a link. Shortens a very long name to a length that the kernel also
 /// rejects as too long.
 pub(crate) fn named(name: &str) -> LinkMessage {
     const ENOUGH: usize = libc::IFNAMSIZ;

@@ -1,4 +1,4 @@
-//! Queries how the kernel would route one packet.
+//! Queries the kernel for the route of one packet.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, UdpSocket};
@@ -13,8 +13,8 @@ use netlink_packet_route::route::{
 use crate::Family;
 use crate::message::attributes;
 
-/// Returns the source address that the kernel chooses for packets to other hosts. If `own` does not
-/// contain this address, returns the lowest address of this family in `own`. Sends no packet.
+/// Returns the source address that the kernel chooses for packets to other hosts. If `own` lacks
+/// this address, returns the lowest address of this family in `own`, if any. Sends no packet.
 pub fn outward_source(family: Family, own: &BTreeSet<IpAddr>) -> Option<IpAddr> {
     let (any, far) = match family {
         Family::Inet => ("0.0.0.0:0", ["198.18.0.1:9", "203.0.113.1:9", "8.8.8.8:9"]),
@@ -33,7 +33,7 @@ pub fn outward_source(family: Family, own: &BTreeSet<IpAddr>) -> Option<IpAddr> 
     chosen.or_else(|| own.iter().find(|ip| Family::of(**ip) == family).copied())
 }
 
-/// A packet whose route is requested (`RTM_GETROUTE`).
+/// A packet whose route the kernel should look up (`RTM_GETROUTE`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Lookup {
     /// Destination address of the packet.
@@ -68,8 +68,8 @@ pub struct PacketRoute {
 pub enum RouteRefusal {
     /// No route matches the packet (`ENETUNREACH`).
     NoRoute,
-    /// The packet would have to be forwarded, but this node does not forward, or a route refuses
-    /// the packet (`EHOSTUNREACH`).
+    /// This node would have to forward the packet, but does not forward, or a route refuses the
+    /// packet (`EHOSTUNREACH`).
     NotForwarded,
     /// The packet must not arrive on this link, because the route to its source uses another link
     /// (sysctl `rp_filter`, error `EXDEV`).
@@ -82,8 +82,8 @@ pub enum RouteRefusal {
 }
 
 impl RouteRefusal {
-    /// Returns the reason if the kernel refused because it has no route for the packet. Returns
-    /// `None` for any other refusal.
+    /// Returns the reason in a refusal which means that the kernel has no route for the packet.
+    /// Returns `None` for any other refusal.
     pub(crate) fn of(refusal: &Refusal) -> Option<Self> {
         Some(match refusal.errno {
             ENETUNREACH => Self::NoRoute,
@@ -158,8 +158,8 @@ fn ip(address: &RouteAddress) -> Option<IpAddr> {
     }
 }
 
-/// Returns the reason if the error means that the kernel has no route. Otherwise, returns the error
-/// itself.
+/// Converts an error which means that the kernel has no route into its reason. Returns any other
+/// error unchanged.
 pub(crate) fn answer(error: Error) -> Result<RouteRefusal, Error> {
     match error {
         Error::Refused(refusal) => RouteRefusal::of(&refusal).ok_or(Error::Refused(refusal)),

@@ -16,8 +16,8 @@ pub(crate) fn write(writer: &mut Writer<'_>, message: &RouteNetlinkMessage) {
     message.serialize(writer.zeroed(message.buffer_len()));
 }
 
-/// Returns the attributes of these kinds that follow a header of `header` bytes. Does not parse
-/// attributes of other kinds.
+/// Returns the attributes of the given `kinds` that follow a header of `header` bytes. Does not
+/// parse attributes of any other kind.
 pub(crate) fn attributes<'a>(
     payload: &'a [u8],
     header: usize,

@@ -1,4 +1,4 @@
-//! Routes of type local. The node receives packets to the destination of such a route as its own.
+//! Routes of type local. The node receives packets to such a route's destination as its own.
 
 use std::net::IpAddr;
 
@@ -18,16 +18,17 @@ use crate::message::{attributes, push};
 /// a route for each address of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LocalRoute {
-    /// Index of the link.
+    /// Kernel index of the route's link.
     pub link: u32,
     /// Destination address, or the first address of the destination network.
     pub address: IpAddr,
     /// Prefix length of the destination.
     pub prefix: u8,
-    /// Origin of the route: `RTPROT_*` of linux/rtnetlink.h, or another number.
+    /// Origin of the route (`RTPROT_*` of linux/rtnetlink.h, or another number), which tells routes
+    /// of different programs apart.
     pub protocol: u8,
     /// Source address of the node's own packets to the destination, or `None` for the kernel's
-    /// choice. Over IPv4, the kernel then uses the destination address as the source, too.
+    /// choice. Over IPv4, the kernel then chooses the destination address itself.
     pub source: Option<IpAddr>,
 }
 
@@ -51,7 +52,7 @@ impl LocalRoute {
         self.prefix == Family::of(self.address).full_prefix()
     }
 
-    /// Returns true if the destination contains an address.
+    /// Returns true if `address` is in the route's destination.
     pub fn contains(&self, address: IpAddr) -> bool {
         let (bits, differing) = match (self.address, address) {
             (IpAddr::V4(to), IpAddr::V4(ip)) => (32, u128::from(u32::from(to) ^ u32::from(ip))),
@@ -62,9 +63,9 @@ impl LocalRoute {
         differing.checked_shr(hosts).unwrap_or(0) == 0
     }
 
-    /// Appends `RTM_NEWROUTE`, which adds the route, even if there is another route to the
-    /// destination. The kernel replies `EEXIST` if this route exists. For IPv6, the kernel also
-    /// replies `EEXIST` if an existing route differs only in its source address.
+    /// Appends `RTM_NEWROUTE`, which adds the route, even if another route to the destination
+    /// exists. The kernel replies `EEXIST` if this route exists. For IPv6, the kernel also replies
+    /// `EEXIST` if an existing route differs only in its source address.
     pub fn push_new(&self, batch: &mut Batch) -> usize {
         let message = RouteNetlinkMessage::NewRoute(self.message());
         push(batch, NLM_F_CREATE, &message)
@@ -144,7 +145,7 @@ impl LocalRoute {
 /// Destination of a route in the table `main`. The route may have any type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MainRoute {
-    /// Index of the route's link. `None` if the route has no link or several links.
+    /// Kernel index of the route's link. `None` if the route has no link or several links.
     pub link: Option<u32>,
     /// First address of the destination.
     pub address: IpAddr,

@@ -154,7 +154,7 @@ impl Rtnetlink {
         })
     }
 
-    /// Returns the local routes with this origin, over any link.
+    /// Returns the local routes over any link whose origin (`RTPROT_*`) is `protocol`.
     ///
     /// # Errors
     ///
@@ -210,7 +210,7 @@ impl Rtnetlink {
             })
     }
 
-    /// Sends one message, which must succeed.
+    /// Sends one message. Returns an error if the kernel refuses the message or the reply is lost.
     fn write(&mut self, flags: u16, message: &RouteNetlinkMessage) -> Result<(), Error> {
         let mut batch = Batch::new();
         push(&mut batch, flags, message);

@@ -1,4 +1,5 @@
-//! The kernel's notifications about links and addresses (the multicast groups of rtnetlink(7)).
+//! Receives the kernel's notifications about links and addresses (the multicast groups of
+//! rtnetlink(7)).
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -14,7 +15,7 @@ use socket2::{SockFilter, SockRef};
 
 use crate::{Address, Link};
 
-/// A notification from the kernel.
+/// A change that the kernel has reported.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// A link has got an address, or an address has changed.
@@ -30,9 +31,9 @@ pub enum Event {
     Lost,
 }
 
-/// A subscription to changes to links and addresses, in the network namespace of the thread that
-/// opened it. Its calls never block. Before a call of `receive`, the caller must wait until the
-/// descriptor is readable.
+/// A subscription to changes of links and addresses, in the network namespace of the thread that
+/// opened it. Its calls never block, so the caller waits until the descriptor is readable before it
+/// calls `receive`.
 #[derive(Debug)]
 pub struct Subscription(Socket);
 
@@ -81,8 +82,8 @@ impl AsRawFd for Subscription {
     }
 }
 
-/// Returns a filter (classic BPF, linux/filter.h) that drops notifications about addresses added to
-/// this link.
+/// Returns a filter (classic BPF, linux/filter.h) that drops the notifications about addresses
+/// added to one link.
 ///
 /// A notification is one message: a `struct nlmsghdr` with the type at offset 4, and a `struct
 /// ifaddrmsg` with the link's index at offset 20. BPF loads words in big-endian order.
@@ -167,7 +168,7 @@ mod tests {
         bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
         bytes[20..24].copy_from_slice(&index.to_ne_bytes());
         bytes[24..28].copy_from_slice(&flags.to_ne_bytes());
-        // The message has an attribute with an empty payload.
+        // The message ends with an attribute that has no payload (length 4).
         bytes[32..34].copy_from_slice(&4_u16.to_ne_bytes());
         bytes
     }

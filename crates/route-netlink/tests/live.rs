@@ -21,7 +21,7 @@ use route_netlink::{
 const LOOPBACK: u32 = 1;
 const DUMMY: &str = "dummy7";
 const ROOM: usize = 8 << 20;
-/// Protocol number that no other program uses.
+/// Route origin (`RTPROT_*`) that no other program uses.
 const OURS: u8 = 107;
 
 /// Runs a test on a new thread in a new network namespace.
@@ -29,7 +29,7 @@ fn in_namespace(story: impl FnOnce(Rtnetlink) + Send) {
     namespace::in_namespace(|| story(Rtnetlink::open().unwrap()));
 }
 
-/// Loads the module of IPv6, which the kernel does not load by itself.
+/// Loads the IPv6 module, which the kernel does not load automatically.
 fn load_ipv6() {
     if Path::new("/proc/sys/net/ipv6").exists() {
         return;
@@ -55,7 +55,7 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// Returns `count` different addresses of a family.
+/// Returns `count` different addresses of an IP family.
 fn many(family: Family, count: u32) -> impl Iterator<Item = IpAddr> {
     (1..=count).map(move |number| match family {
         Family::Inet => IpAddr::V4((0x0a60_0000 + number).into()),
@@ -346,7 +346,7 @@ fn the_wait_for_routes_survives_lost_notifications() {
     in_namespace(|mut rtnetlink| {
         rtnetlink.create_dummy(DUMMY).unwrap();
         let link = rtnetlink.link(DUMMY).unwrap().unwrap().index;
-        // The receive buffer has no room for all notifications, so some are lost.
+        // The receive buffer is too small for all notifications, so the kernel drops some of them.
         let subscription = KernelRoutes::subscribe(0).unwrap();
         let mut missing: BTreeSet<_> = many(Family::Inet6, 3_000).collect();
         let mut batch = Batch::new();
@@ -359,7 +359,7 @@ fn the_wait_for_routes_survives_lost_notifications() {
             .wait(&mut rtnetlink, &mut missing, patience)
             .unwrap();
         assert_eq!(missing.len(), 0);
-        // For an address that gets no route, the wait lasts only for the given time.
+        // For an address that gets no route, the wait ends after `patience`.
         let mut missing = BTreeSet::from([ip("fd97::1")]);
         let patience = Duration::from_millis(20);
         subscription
@@ -369,7 +369,8 @@ fn the_wait_for_routes_survives_lost_notifications() {
     });
 }
 
-/// Returns the events of the next second. Returns early if `is_enough` accepts them.
+/// Returns the events that arrive within one second. Returns earlier if `is_enough` accepts the
+/// events so far.
 fn told(subscription: &Subscription, is_enough: impl Fn(&[Event]) -> bool) -> Vec<Event> {
     let deadline = Instant::now() + Duration::from_secs(1);
     let mut told = Vec::new();

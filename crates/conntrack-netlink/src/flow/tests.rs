@@ -13,7 +13,7 @@ fn tuple(source: &str, destination: &str) -> Tuple {
     }
 }
 
-/// Returns the type and the value of each attribute, without flag bits and padding.
+/// Returns the type and the value of each attribute in a message, without flag bits and padding.
 fn attributes(payload: &[u8]) -> Vec<(u16, Vec<u8>)> {
     let attributes = Attributes::after(HEADER, payload).unwrap();
     attributes
@@ -102,8 +102,8 @@ fn a_delete_request_equals_that_of_the_conntrack_tool() {
             .into_iter()
             .filter(|(kind, _)| [attr::TUPLE_ORIG, attr::ZONE].contains(kind))
             .collect();
-        // Our delete request also has the flow's id, which the request of the `conntrack` tool
-        // lacks.
+        // This crate's delete request also has the flow's id, which the request of the `conntrack`
+        // tool lacks.
         wanted.push((attr::ID, flow.id.to_be_bytes().to_vec()));
         assert_eq!(attributes(&key), wanted);
     }

@@ -8,7 +8,7 @@ use super::*;
 use crate::test_data::{self, comparable};
 use crate::{Family, SetType};
 
-/// Sets of the test script that have a type which this crate supports.
+/// Sets in the recorded `ipset restore` script whose type this crate supports.
 const PLAIN: [(&str, SetType, Family); 10] = [
     ("ip4", SetType::HashIp, Family::Inet),
     ("ip6", SetType::HashIp, Family::Inet6),
@@ -22,7 +22,7 @@ const PLAIN: [(&str, SetType, Family); 10] = [
     ("marks6", SetType::HashIpPort, Family::Inet6),
 ];
 
-/// Returns the message that `ipset restore` sent for the command `command` and the set `set`.
+/// Returns the message with which `ipset restore` sent the command `command` for the set `set`.
 fn sent_by_ipset(command: u16, set: &str) -> Vec<u8> {
     let named = |payload: &[u8]| {
         let name = Attributes::after(4, payload)
@@ -239,7 +239,7 @@ fn many_entries_need_few_messages() {
     assert_eq!(write_to(&mut kernel, &entries), vec![Outcome::Done; 20_000]);
     assert_eq!(kernel.messages, 13);
 
-    // After a refused entry, the crate sends the rest of the message in groups of 64 entries.
+    // After a refused entry, the crate sends the rest of that message in groups of 64 entries.
     let mut kernel = Kernel {
         refuses: [10_000].into(),
         holds: BTreeSet::new(),

@@ -1,5 +1,5 @@
-//! Messages that change sets. Each message has many entries. After the kernel refuses an entry, a
-//! further message has the entries that follow this entry.
+//! Builds messages that add or delete many entries. After the kernel refuses an entry, a further
+//! message contains the entries that follow this entry.
 
 use netlink_batch::{Batch, Reply, Writer};
 
@@ -14,8 +14,8 @@ use crate::{Entry, Reason};
 /// a refusal repeats the whole message.
 const MESSAGE_BYTES: usize = 32 * 1024;
 
-/// Maximum number of entries in one message, by round. Each round sends the entries that follow a
-/// refused entry of the previous round. The first round has no limit.
+/// Maximum number of entries in one message, by round. Each round sends the entries that follow the
+/// refused entries of the previous round. The first round has no limit.
 const MESSAGE_ENTRIES: [usize; 4] = [usize::MAX, 64, 8, 1];
 
 /// Entries to add to one set, or to delete from it.
@@ -38,7 +38,7 @@ pub enum Action {
     Delete,
 }
 
-/// Outcome of a change for a single entry.
+/// Outcome of adding or deleting a single entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
     /// After an add, the set has the entry. After a delete, the set does not have it.
@@ -60,8 +60,8 @@ pub(super) fn preamble(w: &mut Writer<'_>, protocol: u8, name: Option<&str>) {
     }
 }
 
-/// Sends the `Unknown` entries of `parts`. Repeats this until the kernel has replied about each
-/// entry, or the reply is lost.
+/// Sends the entries of `parts` whose outcome is `Unknown`. Repeats this until the kernel has
+/// replied about each entry, or the reply about it is lost.
 pub(super) fn write<E>(
     mut parts: Vec<ChangePart<'_>>,
     protocol: u8,
@@ -92,7 +92,7 @@ pub(super) fn write<E>(
     Ok(())
 }
 
-/// All or some entries of a change. They may need several messages.
+/// All or some entries of a [`Change`], which may need several messages.
 pub(super) struct ChangePart<'a> {
     pub(super) change: Change<'a>,
     /// Outcomes, one per entry. Before a message is sent, `Unknown` means that the entry must be
@@ -103,7 +103,7 @@ pub(super) struct ChangePart<'a> {
 impl<'a> ChangePart<'a> {
     /// Appends a message with at most `most` entries from the start of this part. Returns the
     /// number of entries that the message covers, including entries whose outcome is already known.
-    /// The lines of a message are numbered from 1, so that line 0 in a refusal names no entry.
+    /// Entries have line numbers from 1, so that line 0 in a refusal names no entry.
     pub(super) fn push(&self, batch: &mut Batch, protocol: u8, most: usize) -> usize {
         let command = match self.change.action {
             Action::Add => command::ADD,
@@ -182,7 +182,7 @@ impl<'a> ChangePart<'a> {
         Some(behind)
     }
 
-    /// Sets all outcomes that are `Unknown` to `as_this`.
+    /// Sets each outcome that is still `Unknown` to `as_this`.
     fn conclude(self, as_this: Outcome) {
         for outcome in self.outcomes {
             if *outcome == Outcome::Unknown {

@@ -99,7 +99,8 @@ fn a_set_that_is_listed_in_several_messages_is_joined() {
         .unwrap();
     let whole = Set::decode_list([portnet4.as_slice()].into_iter()).unwrap();
 
-    // The second message about a set has the name and more entries, but neither type nor header.
+    // A second message about a set has the set's name and more entries, but neither type nor
+    // header.
     let mut batch = netlink_batch::Batch::new();
     batch.push(0, 0, |w| {
         w.bytes(&[2, 0, 0, 0]);

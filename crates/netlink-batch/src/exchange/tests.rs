@@ -12,8 +12,8 @@ use crate::Malformed;
 const EBUSY: i32 = 16;
 const EEXIST: i32 = 17;
 
-/// A scripted kernel. The script has one list of results for each send, and the socket receives
-/// these results.
+/// A scripted kernel. For each send, the script has a list of results that the socket then
+/// receives.
 #[derive(Debug, Default)]
 struct Script {
     answers: VecDeque<Vec<io::Result<Vec<u8>>>>,
@@ -285,7 +285,7 @@ fn an_interrupted_dump_is_retried_from_the_start() {
     assert_eq!(exchange.link.sent.len(), 3);
 }
 
-/// Payloads that end with a dot, and the number of all other payloads.
+/// Payloads that end with a dot, and the number of payloads that do not.
 type DotPayloads = (Vec<Vec<u8>>, usize);
 
 fn pick(all: &mut DotPayloads, message: &message::ReceivedMessage<'_>) -> Result<(), Malformed> {
@@ -310,7 +310,7 @@ fn an_interrupted_streamed_dump_returns_no_partial_result() {
             Ok(message(9, 2, 1, b"none")),
             Ok(done(2 | 16, 1, 0)),
         ],
-        // The message with which the kernel ends the dump is lost.
+        // The kernel's last message of this dump (`NLMSG_DONE`) is lost.
         vec![Ok(message(9, 2, 2, b"old."))],
         vec![
             Ok(message(9, 2, 3, b"new.")),
