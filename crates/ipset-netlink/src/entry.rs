@@ -143,7 +143,7 @@ impl FromStr for Mark {
 /// Option that precedes the mark in the text of an entry.
 const SKBMARK: &str = " skbmark ";
 
-/// Number of an IP protocol.
+/// IANA number of an IP protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IpProtocol(pub u8);
 

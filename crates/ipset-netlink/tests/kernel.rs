@@ -76,7 +76,7 @@ const FOUR: Family = Family::Inet;
 const SIX: Family = Family::Inet6;
 
 #[test]
-fn the_example_lists_the_same_lines_as_ipset_save() {
+fn the_ipset_list_example_prints_the_same_lines_as_ipset_save() {
     let mut ipset = new_namespace();
     for (name, set_type, entries) in [
         (

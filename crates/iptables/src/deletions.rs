@@ -16,12 +16,12 @@ use crate::nft::kernel_rules::KernelReader;
 use crate::program::Input;
 use crate::saved::Line;
 
-/// Lines of a restore that delete a rule (`-D`). The key is the table and the line. The value is
-/// the number of times that the line occurs.
+/// Lines of `iptables-restore` input that delete a rule (`-D`). The key is the table and the line.
+/// The value is the number of times that the line occurs.
 pub(crate) type Deletions = BTreeMap<(String, String), usize>;
 
-/// Returns the lines of a text that delete rules, each with its table and its number of
-/// occurrences.
+/// Returns the lines in `iptables-restore` input that delete a rule, each with its table and the
+/// number of times that it occurs.
 pub(crate) fn deletions(text: Input<'_>) -> Deletions {
     let mut found = Deletions::new();
     let mut sink = Lines::new(|table: &str, line: &str| {
@@ -37,8 +37,8 @@ pub(crate) fn deletions(text: Input<'_>) -> Deletions {
     found
 }
 
-/// Deletes the matching rules in the kernel, in one transaction. Returns the lines that the caller
-/// must not restore again:
+/// Deletes the rules that the lines in `all` describe, in one transaction of the kernel. Returns
+/// the lines that the caller must not restore again:
 ///
 /// * the lines whose rules were deleted;
 /// * the lines of a table without any match, because the failed restore may have applied this
@@ -77,7 +77,7 @@ pub(crate) fn delete(family: IpFamily, all: &Deletions) -> Result<Deletions, Err
     Ok(deleted.into_iter().chain(before).collect())
 }
 
-/// Writes the input of a restore, except the deletion lines in `gone`.
+/// Writes `iptables-restore` input, except the deletion lines in `gone`.
 pub(crate) fn write_without(
     mut gone: Deletions,
     text: Input<'_>,

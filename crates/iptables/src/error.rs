@@ -73,10 +73,10 @@ pub enum IptablesError {
     /// A chain that nft has created blocks a built-in or `KUBE-*` chain of the same name.
     #[error("{0}")]
     Taken(TakenChain),
-    /// The kernel does not report which tables exist.
+    /// The query for the existing tables of the nft backend failed.
     #[error("cannot ask nf_tables for the tables of iptables: {why}")]
     Unlisted {
-        /// Reason why the kernel's reply is missing.
+        /// Error of the query, as text.
         why: String,
     },
     /// The program succeeded, but its output is incomplete.
@@ -438,7 +438,7 @@ fn explain(stderr: &str, line: impl FnOnce(usize) -> Option<String>) -> Explanat
 mod tests {
     use super::*;
 
-    // Messages of iptables 1.8.9 on Linux 6.1.
+    // The tests use messages of iptables 1.8.9 on Linux 6.1.
 
     fn said_of(stderr: &str, input: &str) -> String {
         explained(stderr, input).said
@@ -456,7 +456,7 @@ mod tests {
         "*nat\n:KUBE-X - [0:0]\n-A KUBE-X -m set --match-set NOPE dst -j RETURN\nCOMMIT\n";
 
     #[test]
-    fn the_refused_line_is_part_of_the_error() {
+    fn an_iptables_error_quotes_the_refused_line() {
         let said = said_of(
             "iptables-restore v1.8.9 (legacy): Set NOPE doesn't exist.\n\nError occurred at line: \
              3\n\
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_has_a_kind_and_an_input_line_number() {
+    fn an_iptables_failure_has_a_kind_and_an_input_line_number() {
         let of = |stderr: &str| {
             let Explanation { kind, line, .. } = explained(stderr, INPUT);
             (kind, line)

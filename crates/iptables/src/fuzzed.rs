@@ -1,5 +1,5 @@
-//! Entry points for the fuzzer: one function for each parser of other programs' output. Each
-//! function takes bytes. Only the fuzzer uses these functions.
+//! Entry points for the fuzzer. Each function passes arbitrary bytes to the parsers of one source:
+//! `iptables-save`, or the kernel. No other code may use these functions.
 
 use inet::IpFamily;
 

@@ -160,9 +160,9 @@ impl Iptables {
         }
     }
 
-    /// Reports whether loading modules may add a feature that legacy iptables lacks. Returns true
-    /// if the kernel has not loaded legacy iptables, but has module files for it and for the module
-    /// `further`. Returns false for nft. Loads no module.
+    /// Returns true if the kernel has not loaded legacy iptables, but has module files for it and
+    /// for the module `further`. Loading these modules may then add a missing feature. Returns
+    /// false for nft. Loads no module.
     pub fn may_load(&self, family: IpFamily, further: &str) -> bool {
         let tables = match (self.backend, family) {
             // For nft, the kernel loads modules on request.

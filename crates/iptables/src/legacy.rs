@@ -2,7 +2,7 @@
 //! they have changed, and which tables, matches and targets the kernel supports.
 //!
 //! This module does not parse rules, because `iptables-save` prints them. A digest shows whether
-//! they have changed.
+//! the rules have changed.
 //!
 //! Source: `linux/netfilter_ipv4/ip_tables.h`, `linux/netfilter_ipv6/ip6_tables.h`,
 //! `linux/netfilter/x_tables.h`.

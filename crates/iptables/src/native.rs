@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rules_of_a_chain_are_returned_only_if_all_rules_are_printed() {
+    fn saved_rules_of_a_chain_are_passed_on_only_when_the_chain_is_complete() {
         let mut printed = PrintedTables::default();
         let mut told = Vec::new();
         let text =
@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_are_moved_to_the_front_of_a_rule() {
+    fn counters_of_a_listed_rule_are_moved_to_its_front() {
         let of = |line| counted(line).unwrap();
         assert_eq!(of("-A A -c 12 720 -j B"), "[12:720] -A A -j B");
         assert_eq!(of("-A A -c 1 2"), "[1:2] -A A");

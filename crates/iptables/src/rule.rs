@@ -1,5 +1,5 @@
-//! A rule as data, and its text, which equals the output of `iptables-save`. So wanted rules can be
-//! compared with rules that were read.
+//! Types for iptables rules. The text form of a rule equals the output of `iptables-save`, so
+//! wanted rules can be compared with rules that were read.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
@@ -118,7 +118,7 @@ pub enum Field {
 /// The action on a packet that meets all conditions of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
-    /// Accepts the packet in this table.
+    /// Accepts the packet in this table. Other tables may still drop it.
     Accept,
     /// Drops the packet, without a reply to the sender.
     Drop,
@@ -136,7 +136,7 @@ pub enum Target {
     /// Applies the mark of the ipset member with these fields to the packet's mark. Changes nothing
     /// if the set has no such member. The kernel accepts this target only in the table mangle.
     MapMark(&'static str, &'static [Field]),
-    /// Replaces the source address with this node's address.
+    /// Replaces the source address with the outgoing interface's address.
     Masquerade(SourcePort),
     /// Replaces the destination address and port.
     Dnat(SocketAddr),

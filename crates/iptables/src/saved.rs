@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn each_saved_line_belongs_to_its_table() {
+    fn saved_chains_and_rules_are_read_with_their_table() {
         let saved = "# x\n*nat\n:A - [0:0]\n-A A -j B\nCOMMIT\n:C - [0:0]\n*raw\n:D - [0:0]\n*filter\n:E - [0:0]\n";
         let found: Vec<_> = entries(saved).collect();
         let rule = RuleLine::parse("-A A -j B").unwrap();

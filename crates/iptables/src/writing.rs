@@ -9,7 +9,7 @@ use crate::error::{IptablesError, Kind, LineFinder, failure};
 use crate::iptables::Iptables;
 use crate::program::Input;
 
-/// Time limit of a restore, including a wait of 5 s for the lock of legacy iptables.
+/// Time limit for `iptables-restore`, including a wait of 5 s for the lock of legacy iptables.
 const RESTORE_LIMIT: Duration = Duration::from_secs(10);
 /// Additional time limit for each MiB of existing rules.
 const MEBIBYTE_LIMIT: Duration = Duration::from_secs(10);

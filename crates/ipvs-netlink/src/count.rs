@@ -10,8 +10,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 /// Socket option that reads the number of virtual servers (`IP_VS_SO_GET_INFO`).
 const GET_INFO: libc::c_int = 64 + 1024 + 64 + 1;
-/// Size of `struct ip_vs_getinfo`: version, size of the connection table, number of virtual
-/// servers.
+/// Size in bytes of `struct ip_vs_getinfo`: version, size of the connection table, number of
+/// virtual servers.
 const INFO: usize = 12;
 
 /// A socket that reads the number of virtual servers. It works in the network namespace of the

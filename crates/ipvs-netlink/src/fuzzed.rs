@@ -1,5 +1,5 @@
-//! Entry points for the fuzzer: for each parser of external bytes, a function that takes bytes. No
-//! other code may use these functions.
+//! Entry points for the fuzzer. Each function passes arbitrary bytes to the parsers of one source.
+//! No other code may use these functions.
 
 use crate::{DestinationEntry, Info, IpFamily, ServiceEntry, Status, Timeouts};
 

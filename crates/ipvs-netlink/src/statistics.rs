@@ -4,8 +4,9 @@ use netlink_batch::{Attribute, Attributes, Malformed};
 
 use crate::uapi::stats;
 
-/// Counters since the creation or the last reset, and the kernel's estimates of rates (moving
-/// averages). The kernel updates all values every two seconds, so a value is up to two seconds old.
+/// Counters of a virtual server or destination since its creation or last reset, and the kernel's
+/// estimates of rates (moving averages). The kernel updates all values every two seconds, so a
+/// value is up to two seconds old.
 ///
 /// Since Linux 4.1, the counters have 64 bits. In earlier kernels, the counters of packets and
 /// connections have 32 bits and wrap around.

@@ -355,7 +355,7 @@ fn kernel_replies_decode_to_the_requested_services() {
 /// Decodes the counters after three connections of 16 bytes each. Two connections are closed, and
 /// one connection is open.
 #[test]
-fn counters_and_connections_are_decoded() {
+fn ipvs_counters_and_numbers_of_connections_are_decoded() {
     let command = "three connections";
     let service = ServiceEntry::decode(&reply("service", command)).unwrap();
     let destination =

@@ -104,7 +104,7 @@ fn the_kernel_reports_its_ipvs_version() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn the_example_lists_the_same_lines_as_ipvsadm() {
+fn the_ipvsadm_list_example_prints_the_same_lines_as_ipvsadm() {
     on_ipvs(|mut ipvs| {
         let tcp = key(Protocol::TCP, "10.0.0.1:80");
         let udp = key(Protocol::UDP, "[2001:db8::1]:53");

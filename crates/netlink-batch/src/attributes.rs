@@ -174,7 +174,7 @@ impl<'a> Attribute<'a> {
         })
     }
 
-    /// Returns one byte.
+    /// Returns the payload as a number of 8 bits.
     ///
     /// # Errors
     ///
@@ -183,7 +183,7 @@ impl<'a> Attribute<'a> {
         self.array().map(|[byte]| byte)
     }
 
-    /// Returns 16 bits in host byte order.
+    /// Returns the payload as a number of 16 bits in host byte order.
     ///
     /// # Errors
     ///
@@ -192,7 +192,7 @@ impl<'a> Attribute<'a> {
         self.array().map(u16::from_ne_bytes)
     }
 
-    /// Returns 32 bits in host byte order.
+    /// Returns the payload as a number of 32 bits in host byte order.
     ///
     /// # Errors
     ///
@@ -201,7 +201,7 @@ impl<'a> Attribute<'a> {
         self.array().map(u32::from_ne_bytes)
     }
 
-    /// Returns 64 bits in host byte order.
+    /// Returns the payload as a number of 64 bits in host byte order.
     ///
     /// # Errors
     ///
@@ -210,7 +210,7 @@ impl<'a> Attribute<'a> {
         self.array().map(u64::from_ne_bytes)
     }
 
-    /// Returns 16 bits in network byte order.
+    /// Returns the payload as a number of 16 bits in network byte order.
     ///
     /// # Errors
     ///
@@ -219,7 +219,7 @@ impl<'a> Attribute<'a> {
         self.array().map(u16::from_be_bytes)
     }
 
-    /// Returns 32 bits in network byte order.
+    /// Returns the payload as a number of 32 bits in network byte order.
     ///
     /// # Errors
     ///
@@ -228,7 +228,7 @@ impl<'a> Attribute<'a> {
         self.array().map(u32::from_be_bytes)
     }
 
-    /// Returns the text up to the first NUL, or the whole payload if there is no NUL.
+    /// Returns the payload as text, up to the first NUL if there is one.
     ///
     /// # Errors
     ///

@@ -1,6 +1,5 @@
-//! Encodes netlink messages. A [`Batch`] is one buffer of complete messages, which needs one or
-//! more sends.
-//! transmit.
+//! Encodes netlink messages. A [`Batch`] is one buffer of complete messages, which one or more
+//! sends transmit.
 //!
 //! The writer encodes a message in one pass: it fills in each length after the content.
 //!

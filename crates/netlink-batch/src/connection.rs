@@ -25,7 +25,7 @@ pub struct Buffers {
 }
 
 impl Default for Buffers {
-    /// Returns 8 MiB for receiving and 1 MiB for sending.
+    /// Returns buffer sizes of 8 MiB for receiving and 1 MiB for sending.
     fn default() -> Self {
         Self {
             receive: 8 << 20,
@@ -65,7 +65,7 @@ impl Connection {
             socket.bind_auto()?;
             socket.connect(&SocketAddr::new(0, 0))?;
             // SO_RCVBUFFORCE needs CAP_NET_ADMIN. The fallback SO_RCVBUF does not, but the kernel
-            // silently limits its size by the sysctl.
+            // silently limits its size to net.core.rmem_max.
             sockopt::set_socket_recv_buffer_size_force(&socket, buffers.receive)
                 .or_else(|_| sockopt::set_socket_recv_buffer_size(&socket, buffers.receive))?;
             sockopt::set_socket_send_buffer_size_force(&socket, buffers.send)

@@ -35,7 +35,7 @@ use crate::reply::{Dump, Replies, Reply};
 /// programs: the kernel holds the subsystem's lock for each message. Each refusal takes 832 bytes
 /// of the receive buffer.
 pub const CHUNK_MESSAGES: usize = 512;
-/// Maximum number of bytes in one send.
+/// Maximum number of bytes in one send, except for a single larger message.
 const CHUNK_BYTES: usize = 128 * 1024;
 /// Size of the buffer for one datagram, in bytes. The largest datagrams are a refusal that echoes a
 /// whole chunk (ipset), and a part of a dump (32 KiB).

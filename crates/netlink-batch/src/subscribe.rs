@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_receive_buffer_has_room_for_many_messages() {
+    fn a_notification_socket_has_the_requested_receive_buffer() {
         const ROOM: usize = 8 << 20;
         let socket = subscribe(NETLINK_ROUTE, &[], ROOM).unwrap();
         let usual = std::fs::read_to_string("/proc/sys/net/core/rmem_default").unwrap();

@@ -179,14 +179,14 @@ mod tests {
     }
 
     #[test]
-    fn an_error_of_the_constructor_is_returned_to_the_caller() {
+    fn an_error_of_a_workers_constructor_is_returned_to_the_caller() {
         let failed = Worker::<()>::spawn("fails", || Err(io::Error::other("no socket")));
         assert_eq!(failed.unwrap_err().to_string(), "no socket");
     }
 
     #[test]
     #[should_panic(expected = "built on sand")]
-    fn a_panic_of_the_constructor_reaches_the_caller() {
+    fn a_panic_of_a_workers_constructor_reaches_the_caller() {
         let _ = Worker::<()>::spawn("panics", || -> io::Result<()> { panic!("built on sand") });
     }
 

@@ -115,7 +115,7 @@ fn each_message_has_its_own_reply() {
 }
 
 #[test]
-fn the_example_adds_and_removes_a_thousand_addresses() {
+fn the_many_addresses_example_adds_and_removes_a_thousand_addresses() {
     in_namespace(|| {
         let lines = namespace::example("many_addresses", &[]);
         assert_eq!(lines.len(), 2, "{lines:?}");

@@ -128,7 +128,7 @@ pub(crate) fn chain_of(table: &str, payload: &[u8]) -> Result<Option<Chain>, Mal
     }))
 }
 
-/// Returns the handle of a chain, or 0 if the message has none.
+/// Returns the handle in a message about a chain, or 0 if the message has none.
 pub(crate) fn handle_of_chain(payload: &[u8]) -> Result<u64, Malformed> {
     let handle = first(attributes(payload)?, chain::HANDLE)?;
     handle.map_or(Ok(0), |handle| be64(&handle))
@@ -452,8 +452,8 @@ fn value(attribute: &Attribute<'_>) -> Result<Option<Bytes>, Malformed> {
     Ok(inner.map(|inner| SmallVec::from_slice(inner.payload)))
 }
 
-/// Decodes an `NFTA_DATA_VERDICT`. Returns `None` for a verdict that rules of this project never
-/// contain (`queue`).
+/// Decodes an `NFTA_DATA_VERDICT`. Returns `None` for a verdict that this crate does not support,
+/// such as `queue`.
 fn verdict(attribute: &Attribute<'_>) -> Result<Option<Verdict>, Malformed> {
     let (mut code, mut to) = (None, None);
     for attribute in attribute.nested() {

@@ -39,7 +39,7 @@ const TOLD_BYTES: usize = 4 * 1024;
 #[derive(Debug, Clone)]
 pub struct PreparedTransaction {
     pub(crate) batch: Batch,
-    /// Index of the first message of each change. Index 0 stands for the message that begins the
+    /// Index of each change's first message in the batch. Index 0 is the message that begins the
     /// batch.
     firsts: Vec<usize>,
     /// Index of the last message of the last change, or 0 without changes.
@@ -309,7 +309,7 @@ impl Encoder<'_> {
     /// Writes elements of one set, in as many messages as necessary.
     fn elements(&mut self, command: u16, flags: u16, name: TargetSet<'_>, mut all: &[Element]) {
         let table = self.table;
-        // Writes no message without elements: the kernel would flush the set.
+        // Writes no message without elements: in a deletion, the kernel would flush the set.
         while !all.is_empty() {
             self.push(command, flags, |w| {
                 w.attr_str(elements::TABLE, table);

@@ -129,7 +129,7 @@ pub enum Expression {
     Nat {
         /// Source or destination NAT.
         kind: NatKind,
-        /// Family of the address, equal to the family of the table.
+        /// IP family of the new address.
         family: crate::value::Family,
         /// Register of the new address, or `None` to keep the address.
         address: Option<Register>,

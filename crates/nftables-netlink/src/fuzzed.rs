@@ -1,5 +1,5 @@
-//! Entry points for the fuzzer. Each function passes bytes to a parser of other programs' output.
-//! No other code may use these functions.
+//! Entry points for the fuzzer. Each function passes arbitrary bytes to the decoder. No other code
+//! may use these functions.
 
 use crate::decode::{self, AnySet};
 use crate::{Chain, Element, KernelRule, Name, Set};

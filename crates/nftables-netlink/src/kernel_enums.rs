@@ -88,7 +88,7 @@ kernel_enums! {
         Mark = 3,
     }
 
-    /// Keys of `enum nft_ct_keys` that exist for each direction.
+    /// Connection tracking data that exists for each direction (subset of `enum nft_ct_keys`).
     pub enum TupleKey {
         /// Family of the connection (`NFPROTO_*`), 1 byte.
         L3Proto = 7,

@@ -54,7 +54,7 @@ impl OwnSockets {
 }
 
 impl Nftables {
-    /// Opens a connection.
+    /// Opens a connection to nf\_tables in the calling thread's network namespace.
     ///
     /// # Errors
     ///
@@ -86,8 +86,8 @@ impl Nftables {
         self.connection.port()
     }
 
-    /// Returns the generation of the ruleset. While the generation stays the same, no object
-    /// changes.
+    /// Returns the generation of the ruleset. Every committed transaction changes it. Packets that
+    /// count or add elements do not.
     ///
     /// # Errors
     ///

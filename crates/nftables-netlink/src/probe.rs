@@ -69,7 +69,7 @@ impl Feature {
         Self::Reject,
     ];
 
-    /// Returns the kernel modules that the feature needs, for IPv4 or IPv6. If the kernel has the
+    /// Returns the kernel modules that the feature needs in any IP family. If the kernel has the
     /// feature, each of these modules is loaded or built in.
     pub const fn modules(self) -> &'static [&'static str] {
         match self {

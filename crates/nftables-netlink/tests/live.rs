@@ -146,7 +146,7 @@ fn objects_written_to_the_kernel_are_read_back_unchanged() {
 }
 
 #[test]
-fn the_example_lists_the_same_lines_as_nft() {
+fn the_nft_list_example_prints_the_same_lines_as_nft() {
     in_namespace(|_| {
         common::load(
             "table ip web {

@@ -1,5 +1,5 @@
-//! Entry points for the fuzzer: one function for each parser of bytes from outside. No other code
-//! may use these functions.
+//! Entry points for the fuzzer. The function passes arbitrary bytes to each parser of kernel
+//! messages. No other code may use it.
 
 use crate::{Address, Family, Link, LocalRoute, PacketRoute};
 

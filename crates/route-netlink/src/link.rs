@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_has_an_index_a_state_and_a_kind() {
+    fn a_link_message_decodes_to_index_state_and_kind() {
         let hardware = Link {
             index: 7,
             state: LinkState::Down,

@@ -41,8 +41,8 @@ pub struct Lookup {
     /// Source address of the packet, or `None` for the kernel's choice. If this node sends the
     /// packet, the address must be one of the node's addresses.
     pub source: Option<IpAddr>,
-    /// Index of the link on which the packet arrives, or `None` if this node sends the packet. For
-    /// an arriving packet, the kernel also checks the source.
+    /// Kernel index of the link on which the packet arrives, or `None` if this node sends the
+    /// packet. For an arriving packet, the kernel also checks the source.
     pub link: Option<u32>,
     /// Firewall mark of the packet, which policy routing may match.
     pub mark: u32,
@@ -54,7 +54,7 @@ pub struct PacketRoute {
     /// Type of the route (`RTN_*` of linux/rtnetlink.h): 1 to another host, 2 to this node, 3
     /// broadcast, 5 multicast, 6 dropped, 7 and 8 refused.
     pub kind: u8,
-    /// Index of the outgoing link, if any.
+    /// Kernel index of the outgoing link, if any.
     pub link: Option<u32>,
     /// Next hop, or `None` if the destination is directly on the link.
     pub gateway: Option<IpAddr>,
@@ -68,8 +68,8 @@ pub struct PacketRoute {
 pub enum RouteRefusal {
     /// No route matches the packet (`ENETUNREACH`).
     NoRoute,
-    /// This node would have to forward the packet, but does not forward, or a route refuses the
-    /// packet (`EHOSTUNREACH`).
+    /// The packet is for another host, and this node does not forward packets; or a route refuses
+    /// the packet (`EHOSTUNREACH`).
     NotForwarded,
     /// The packet must not arrive on this link, because the route to its source uses another link
     /// (sysctl `rp_filter`, error `EXDEV`).

@@ -17,7 +17,7 @@ use crate::route::{self, LocalRoute, MainRoute};
 pub struct Rtnetlink(Connection);
 
 impl Rtnetlink {
-    /// Opens a connection.
+    /// Opens a connection to rtnetlink in the calling thread's network namespace.
     ///
     /// # Errors
     ///

@@ -78,7 +78,7 @@ fn routes(rtnetlink: &mut Rtnetlink, link: u32, family: Family, protocol: u8) ->
 }
 
 #[test]
-fn only_existing_links_are_found() {
+fn a_link_lookup_finds_only_existing_links() {
     in_namespace(|mut rtnetlink| {
         let lo = rtnetlink.link("lo").unwrap().unwrap();
         assert_eq!((lo.index, lo.state), (LOOPBACK, LinkState::Down));
@@ -430,7 +430,7 @@ fn an_address_whose_label_is_not_utf8_is_read() {
 }
 
 #[test]
-fn lost_address_events_are_reported() {
+fn a_subscription_reports_that_it_lost_address_events() {
     in_namespace(|mut rtnetlink| {
         let subscription = Subscription::open(4_096).unwrap();
         let mut batch = Batch::new();
@@ -453,7 +453,7 @@ fn lost_address_events_are_reported() {
 
 #[test]
 #[ignore = "needs dummy links"]
-fn link_events_are_received() {
+fn a_subscription_receives_link_events() {
     in_namespace(|mut rtnetlink| {
         let subscription = Subscription::open(ROOM).unwrap();
         rtnetlink.create_dummy(DUMMY).unwrap();

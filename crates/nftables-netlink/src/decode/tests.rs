@@ -523,7 +523,7 @@ fn many_elements_are_split_over_several_messages() {
         }
     }
     assert_eq!(found, all);
-    // An empty list of elements creates no message: the kernel would flush the set.
+    // An empty list of elements creates no message: in a deletion, the kernel would flush the set.
     let none = vec![Change::AddElements("set".into(), Vec::new())];
     assert_eq!(
         PreparedTransaction::new(&transaction(none), None).messages(),
@@ -597,7 +597,7 @@ fn key_types_are_stored_in_nfts_user_data_format() {
 }
 
 #[test]
-fn an_echo_is_requested_only_for_a_small_first_change() {
+fn a_transaction_requests_an_echo_only_for_a_small_first_change() {
     let is_told = |count: u32| {
         let elements =
             (0..count).map(|number| Element::of_set(number.to_be_bytes().as_slice().into()));

@@ -368,7 +368,8 @@ pub(super) fn fib(result: FibResult, flags: u32) -> (String, Kind) {
     (format!("fib {side}{parts} {result}"), kind)
 }
 
-/// Renders a rejection (`NFT_REJECT_*` and the ICMP code). Omits the default code.
+/// Renders a `reject` expression from its type (`NFT_REJECT_*`) and its ICMP code. Omits the
+/// default code.
 pub(super) fn reject(family: Family, kind: u32, code: u8) -> String {
     match (kind, code, family) {
         (1, ..) => "reject with tcp reset".to_owned(),

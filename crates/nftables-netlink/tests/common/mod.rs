@@ -42,7 +42,7 @@ pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Returns the changes that recreate a table from a dump, in the order of `nft`.
+/// Returns a transaction that recreates a table from its dump, with the changes in `nft`'s order.
 pub(crate) fn making(whole: TableDump) -> Transaction {
     let table = whole.table.unwrap();
     let mut transaction = Transaction {
