@@ -71,7 +71,7 @@ pub enum Error {
         /// Definition that the caller of [`crate::Ipset::create`] wanted.
         wanted: Definition,
     },
-    /// The kernel refused the action.
+    /// The kernel refused an action on a set.
     #[error("cannot {action} set {name}: {reason}")]
     Refused {
         /// Action that the kernel refused, such as `create` or `list`.

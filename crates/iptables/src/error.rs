@@ -38,7 +38,7 @@ pub enum IptablesError {
          ipv6.disable=1 in /proc/cmdline"
     )]
     NoIpv6,
-    /// The program could not be started, or its output could not be read.
+    /// An iptables program could not be started, or its output could not be read.
     #[error("cannot run {program}: {source}")]
     Run {
         /// Name of the program that could not be run.
@@ -46,7 +46,7 @@ pub enum IptablesError {
         /// Error of the failed system call.
         source: io::Error,
     },
-    /// The program exceeded its time limit, and was killed.
+    /// An iptables program exceeded its time limit, and was killed.
     #[error("{program} did not end within {} s and was killed: find the program that keeps the \
              machine or the lock /run/xtables.lock busy (`fuser -v /run/xtables.lock`)", limit.as_secs())]
     TimedOut {
@@ -79,7 +79,7 @@ pub enum IptablesError {
         /// Error of the query, as text.
         why: String,
     },
-    /// The program succeeded, but its output is incomplete.
+    /// An iptables program succeeded, but its output is incomplete.
     #[error("{program} ended with success too early: {said}; run it by hand")]
     CutShort {
         /// Name of the program whose output is incomplete.
@@ -87,7 +87,7 @@ pub enum IptablesError {
         /// Description of the place at which the output ends.
         said: String,
     },
-    /// The program exited with an error.
+    /// An iptables program exited with an error.
     #[error("{program} failed: {said}")]
     Failed {
         /// Name of the program that failed.
@@ -106,19 +106,19 @@ pub enum IptablesError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Kind {
-    /// The iptables program is not installed.
+    /// An iptables program is not installed.
     NoProgram,
-    /// The program could not be run, or no backend or family is usable.
+    /// An iptables program could not be run, or no backend or IP family is usable.
     NotUsable,
-    /// The program exceeded its time limit.
+    /// An iptables program exceeded its time limit.
     TimedOut,
     /// Another program holds the lock of legacy iptables.
     LockHeld,
     /// The process lacks a privilege, or cannot open the lock file.
     NotPermitted,
-    /// The kernel lacks support for this backend.
+    /// The kernel lacks support for the program's backend.
     Unsupported,
-    /// The kernel lacks the iptables table.
+    /// The kernel lacks an iptables table.
     NoTable,
     /// A rule names an ipset that does not exist.
     NoSet,
@@ -128,7 +128,8 @@ pub enum Kind {
     ChainTaken,
     /// Another program has written a rule that iptables cannot read.
     Unreadable,
-    /// The program refused a line for a reason that this crate does not recognize.
+    /// An iptables program refused a line of its input for a reason that this crate does not
+    /// recognize.
     Refused,
 }
 

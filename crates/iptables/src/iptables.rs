@@ -491,7 +491,8 @@ impl Iptables {
                 printed.add(each);
                 line(each);
             })?;
-            // The legacy program reports an error if it cannot read one of its tables.
+            // `iptables-legacy-save` reports an error if it cannot read a table, so its output has
+            // no gaps.
             return self.is_whole(family, &printed);
         }
         let existing = nft_tables(family, request.table)?;

@@ -230,7 +230,7 @@ pub struct LegacyTables {
 }
 
 impl LegacyTables {
-    /// Opens a raw socket for the queries.
+    /// Opens a raw socket for queries about the tables of an IP family.
     ///
     /// # Errors
     ///

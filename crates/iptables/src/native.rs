@@ -49,7 +49,7 @@ pub(crate) struct PrintedTables {
     tables: BTreeSet<String>,
     /// The table whose output has begun but not ended, if any.
     open: Option<String>,
-    /// Tables with base chains that the program did not print.
+    /// Tables with base chains that `iptables-nft-save` did not print.
     partial: BTreeSet<String>,
     /// Chains of the open table whose rules have all been passed to the caller.
     told: BTreeSet<String>,

@@ -14,7 +14,7 @@ pub struct Restore<'a> {
 }
 
 impl<'a> Restore<'a> {
-    /// Creates a writer to `sink`.
+    /// Creates a writer of `iptables-restore` input to `sink`.
     pub fn new(sink: &'a mut dyn Write) -> Self {
         Self { sink }
     }

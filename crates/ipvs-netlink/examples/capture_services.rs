@@ -166,7 +166,8 @@ fn replies(ipvs: &mut Ipvs) -> Result<()> {
     Ok(())
 }
 
-/// Runs each command once under strace. Prints the command's IPVS messages that request a change.
+/// Runs each of `COMMANDS` once under strace. Prints the IPVS messages with which the command
+/// requests a change.
 fn requests() -> Result<()> {
     println!("# Payloads (genlmsghdr and attributes) that ipvsadm sends for each command.");
     let trace = std::env::temp_dir().join(format!("capture-{}.strace", std::process::id()));

@@ -7,7 +7,7 @@ use netlink_batch::{Attributes, Malformed};
 pub(crate) const NAME: &str = "IPVS";
 const VERSION: u8 = 1;
 
-/// Commands (`IPVS_CMD_*`).
+/// IPVS commands (`IPVS_CMD_*`).
 pub(crate) mod command {
     pub(crate) const NEW_SERVICE: u8 = 1;
     pub(crate) const SET_SERVICE: u8 = 2;
@@ -24,7 +24,7 @@ pub(crate) mod command {
     pub(crate) const FLUSH: u8 = 17;
 }
 
-/// Attributes of a message (`IPVS_CMD_ATTR_*`).
+/// Top-level attributes of an IPVS message (`IPVS_CMD_ATTR_*`).
 pub(crate) mod top {
     pub(crate) const SERVICE: u16 = 1;
     pub(crate) const DEST: u16 = 2;

@@ -9,7 +9,7 @@ use crate::protocol::Protocol;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The system could not open a socket of the protocol.
+    /// The system could not open a netlink socket.
     #[error("cannot open a {protocol} socket: {source}; is the protocol built into this kernel?")]
     Open {
         /// Protocol of the socket.

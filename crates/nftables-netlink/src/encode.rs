@@ -23,9 +23,9 @@ pub(crate) use expression::nat_flags_implied;
 use set::Sets;
 pub(crate) use set::concatenation;
 
-/// Size in bytes of the elements in one message at which a new message begins. An attribute's
-/// length is a `u16`, and the largest element (key, verdict with a chain name, comment) needs about
-/// 700 bytes.
+/// Number of bytes of elements after which the encoder begins a new message. An attribute's length
+/// is a `u16`, and the largest element (key, verdict with a chain name, comment) needs about 700
+/// bytes.
 const ELEMENT_BYTES: usize = 63 * 1024;
 
 /// Largest size in bytes of a transaction's first change for which this crate requests an echo. The

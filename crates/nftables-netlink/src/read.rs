@@ -129,8 +129,8 @@ impl Nftables {
         for attempt in 1..=READS {
             let mut watch = Watch::begin(self, family, table)?;
             let whole = self.read_once(&mut watch);
-            // Repeats the read also after an error: another program may have deleted an object
-            // during the read.
+            // Repeats the read even after an error, because another program may have deleted an
+            // object during the read.
             if watch.saw_nothing(self)? {
                 return whole;
             }

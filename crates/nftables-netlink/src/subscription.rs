@@ -61,8 +61,8 @@ pub enum Event {
 pub struct Subscription(Socket);
 
 impl Subscription {
-    /// Subscribes with a receive buffer of `room` bytes, or of the largest size that the kernel
-    /// allows. A buffer above `net.core.rmem_max` needs `CAP_NET_ADMIN`.
+    /// Subscribes to ruleset changes, with a receive buffer of `room` bytes or of the kernel's
+    /// maximum size. A buffer above `net.core.rmem_max` needs `CAP_NET_ADMIN`.
     ///
     /// # Errors
     ///
@@ -97,7 +97,7 @@ impl Subscription {
         self.0.drop_membership(GROUP)
     }
 
-    /// Joins the multicast group again.
+    /// Joins the multicast group again after [`Subscription::pause`].
     ///
     /// # Errors
     ///
@@ -138,8 +138,9 @@ fn not_of(ports: &[u32]) -> Option<Vec<SockFilter>> {
     const RETURN: u16 = 0x06;
     let mut filter = vec![SockFilter::new(LOAD_WORD, 0, 0, 12)];
     for (number, port) in ports.iter().enumerate() {
-        // If the port is equal, jumps to the last instruction, which drops the message. The jump
-        // skips the remaining comparisons and the instruction that accepts the message.
+        // If the author's port equals `port`, jumps to the last instruction, which drops the
+        // message. The jump skips the remaining comparisons and the instruction that accepts the
+        // message.
         let to_drop = u8::try_from(ports.len() - number).ok()?;
         filter.push(SockFilter::new(JUMP_IF_EQUAL, to_drop, 0, port.to_be()));
     }

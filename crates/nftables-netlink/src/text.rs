@@ -62,8 +62,8 @@ struct RegisterText {
 }
 
 impl RegisterText {
-    /// Returns the text, followed by the mask if there is one. `nft` prints a mask in this way
-    /// outside of comparisons.
+    /// Returns the value's text, followed by its mask if it has one. `nft` prints a mask in this
+    /// way outside of comparisons.
     fn masked(self) -> String {
         match &self.mask {
             Some(mask) => format!("{} & {}", self.text, self.kind.text(mask)),

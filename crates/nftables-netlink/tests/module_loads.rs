@@ -55,7 +55,7 @@ impl Drop for CountingLoader {
 }
 
 fn is_loaded(module: &str) -> bool {
-    // A kernel without modules has no such file.
+    // A kernel without support for modules has no file /proc/modules.
     let modules = fs::read_to_string("/proc/modules").unwrap_or_default();
     let mut names = modules.lines().filter_map(|line| line.split(' ').next());
     names.any(|name| name == module)

@@ -183,7 +183,7 @@ mod tests {
             process::id()
         );
         let mut stop = Command::new("sh").args(["-c", &script]).spawn().unwrap();
-        // Another program may add a route meanwhile.
+        // Receives repeatedly, because another program may add a route meanwhile.
         while begin.elapsed() < within {
             let left = within.saturating_sub(begin.elapsed());
             if let Received::Timeout = routes.receive(left).unwrap() {

@@ -38,9 +38,9 @@ pub enum Event {
 pub struct Subscription(Socket);
 
 impl Subscription {
-    /// Subscribes. The receive buffer has `room` bytes, or the kernel's maximum. A notification
-    /// needs about 800 bytes. A size above `net.core.rmem_max` needs `CAP_NET_ADMIN` in the initial
-    /// user namespace.
+    /// Subscribes to changes of links and addresses, with a receive buffer of `room` bytes or of
+    /// the kernel's maximum size. A notification needs about 800 bytes. A size above
+    /// `net.core.rmem_max` needs `CAP_NET_ADMIN` in the initial user namespace.
     ///
     /// # Errors
     ///

@@ -264,7 +264,8 @@ pub(crate) fn type_of(
             } if to == key => Some(Some((*base, *offset, *len))),
             other => writes(other, *key).then_some(None),
         })??;
-    // Numbers: `PROTO_DESC_IP` or `PROTO_DESC_IP6`, and the field (`enum ip_hdr_fields` ...).
+    // `nft`'s numbers of the protocol (`PROTO_DESC_IP` or `PROTO_DESC_IP6`), and of the header
+    // field (`enum ip_hdr_fields`, ...).
     let (protocol, field) = match (family, base, offset, len) {
         (Family::Ip, PayloadBase::Network, 12, 4) => (12, 11),
         (Family::Ip, PayloadBase::Network, 16, 4) => (12, 12),
