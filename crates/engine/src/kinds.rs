@@ -3,16 +3,16 @@
 
 use std::time::Duration;
 
-/// The types of a mode, as an enum without values. Code that needs only these types does not depend
-/// on the mode's [`Scheme`](crate::Scheme).
+/// Associated types of a mode, implemented for an empty enum. Code that needs only these types
+/// needs no bound on the mode's [`Scheme`](crate::Scheme).
 pub trait Kinds: 'static {
     /// Settings of the mode, from the flags and from the node.
     type Config: Config;
-    /// Lanes of the mode. A lane is a worker thread.
+    /// Enum of the mode's lanes (worker threads).
     type Lane: Lane;
-    /// Parts of the kernel's state that the mode reads.
+    /// Enum of the parts of the kernel's state that the mode reads.
     type Part: Part<Lane = Self::Lane>;
-    /// Writes that one lane (worker thread) makes in one step.
+    /// Batch of kernel writes that one lane (worker thread) makes in one step.
     type Plan: Send + Sync + 'static;
 }
 
@@ -31,7 +31,7 @@ pub trait Config: Send + Sync + 'static {
 /// A part of the kernel's state. A mode always reads a whole part, so it knows either all entries
 /// of the part or none.
 pub trait Part: Copy + Eq + Send + 'static {
-    /// Lanes of the mode. A lane is a worker thread.
+    /// Enum of the mode's lanes (worker threads).
     type Lane;
 
     /// All parts of the kernel's state that the mode reads.
@@ -53,14 +53,14 @@ pub trait Lane: Copy + Eq + Send + 'static {
     const ALL: &'static [Self];
 }
 
-/// Returns the index of `one` in the list of all values.
+/// Returns the index of `one` in `all`, the list of all values of an enum.
 pub(crate) fn number<T: PartialEq>(all: &[T], one: &T) -> usize {
     // Every value is in the list, so the default is never used.
     all.iter().position(|of| of == one).unwrap_or_default()
 }
 
-/// Declares the [`Kinds`] of a mode, and the type `State`. The macro's caller must have the types
-/// `Lane` and `Part` in scope.
+/// Declares a mode's enum that implements [`Kinds`], and the alias `State` for the engine's state
+/// of this mode. The macro's caller must have the types `Lane` and `Part` in scope.
 #[macro_export]
 macro_rules! kinds {
     ($(#[$about:meta])* $kinds:ident { config: $config:ty, plan: $plan:ty }) => {

@@ -34,8 +34,8 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         Self(workers.into_iter().map(Thread::new).collect())
     }
 
-    /// Creates lanes without threads. Such a lane executes its work within the call that requests
-    /// it, so tests get a fixed order of writes.
+    /// Creates lanes without threads, for tests. Such a lane does its work within the call that
+    /// requests it, so the order of writes is fixed.
     pub fn inline(kernel: impl Fn() -> K) -> Self {
         let all = LaneOf::<S>::ALL.iter();
         Self(all.map(|_| Thread::inline(kernel())).collect())
@@ -56,7 +56,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         thread.is_some_and(Thread::is_free)
     }
 
-    /// Starts a read of some parts of the kernel's state on a lane (worker thread).
+    /// Starts a read of `parts` of the kernel's state on `lane` (a worker thread).
     pub(crate) fn read(
         &mut self,
         lane: LaneOf<S>,
@@ -70,7 +70,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         });
     }
 
-    /// Starts a step on a lane (worker thread).
+    /// Starts a step on `lane` (a worker thread), which writes `plan`, then sends `query`.
     pub(crate) fn step(
         &mut self,
         lane: LaneOf<S>,

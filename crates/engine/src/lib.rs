@@ -160,8 +160,8 @@ use scheme::{ConfigOf, LaneOf, PartOf, PlanOf};
 /// change in bursts. One read after the pause covers the whole burst.
 const SETTLE: Duration = Duration::from_millis(50);
 
-/// Smallest size of the table [`Scheme::served`] at which a read needs much memory. After such a
-/// read, the process returns free memory to the system.
+/// Number of entries in [`Scheme::served`] from which a read of the kernel needs much memory. After
+/// such a read, the process returns freed memory to the system.
 const MANY: usize = 1_000;
 
 /// A proxy mode for one IP family: its scheme, and its worker threads.
@@ -192,8 +192,8 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         self.scheme.begin(now);
     }
 
-    /// Applies facts of the model that affect all Services. Returns true if the scheme must compile
-    /// every Service again.
+    /// Applies changes of the model that affect every Service: complete lists, or another Node
+    /// object. Returns true if the scheme must compile every Service again.
     fn learn(&mut self, model: &Model, node: NodeObject) -> bool {
         let is_evident = S::EVIDENCE.iter().all(|part| self.state.knows(*part));
         let may_delete = self.state.has_claims && model.is_complete() && model.is_whole();
@@ -343,7 +343,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
     }
 }
 
-/// State of the Node object since the last update: unchanged, or possibly changed.
+/// Change of the Node object since the last update: none, or a possible one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum NodeObject {
     Same,

@@ -15,16 +15,16 @@ use crate::state::State;
 /// State from which the engine derives conflicts, drift and lateness.
 #[derive(Default)]
 pub(crate) struct Monitor {
-    /// Start of the period in which the kernel has had none of the wanted entries. `None` if the
-    /// kernel has at least one of them, or if no entry is wanted.
+    /// Time since which the kernel has had none of the wanted entries. `None` if it has at least
+    /// one of them, or if no entry is wanted.
     unserved: Option<Instant>,
-    /// Version of the conflicts in the last report that listed them.
+    /// Value of [`Served::conflicts_version`] when the engine last reported conflicts.
     conflicts_version: u64,
 }
 
 impl Monitor {
-    /// Updates the start of the period in which the kernel has had none of the wanted entries. This
-    /// period begins when entries are first wanted, and not when the kernel refuses them.
+    /// Updates `unserved`, the time since which the kernel has had none of the wanted entries. This
+    /// period begins when entries are first wanted, not when the kernel refuses them.
     pub(crate) fn note_unserved(&mut self, now: Instant, served: &dyn Served) {
         let since = self.unserved.unwrap_or(now);
         self.unserved = served.serves_nobody().then_some(since);
@@ -50,8 +50,8 @@ impl Monitor {
         self.note_unserved(state.now, scheme.served());
     }
 
-    /// Adds two start times to `standing`: of the oldest pending change, and of the period in which
-    /// the mode has made no progress.
+    /// Sets in `standing` the time of the oldest pending change, and the time since which the mode
+    /// has made no progress.
     pub(crate) fn note_lateness<S: Scheme>(
         &self,
         state: &State<S::Kinds>,

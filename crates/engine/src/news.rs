@@ -11,11 +11,11 @@ use hashbrown::HashSet;
 use proxy::{Drift, NamespacedName, Owner, Report};
 use reconcile::Table;
 
-/// Longest time for which the engine collects drift before a report.
+/// Longest time for which the engine collects drift (changes by other programs) before it reports
+/// them.
 const TELL_DRIFT: Duration = Duration::from_secs(5);
 
-/// Number of awaited Services above which the engine frees the memory of their set, once the set is
-/// empty.
+/// Capacity above which the engine frees the set of awaited Services once the set is empty.
 const MANY: usize = 1_000;
 
 /// Changed Services and drift for the next reports.
@@ -66,18 +66,18 @@ impl ReportDraft {
         }
     }
 
-    /// Makes the next check cover all awaited Services. If the kernel already has their entries, no
-    /// write follows that would cause a check.
+    /// Makes the next check cover all awaited Services. A Service whose entries the kernel already
+    /// has causes no write, so no write would trigger its check.
     pub fn review(&mut self) {
         self.fresh = self.awaited.iter().cloned().collect();
     }
 
-    /// Reports whether Services wait for the next check.
+    /// Reports whether any Service waits for the next call of `settle`.
     pub(crate) fn has_fresh(&self) -> bool {
         !self.fresh.is_empty()
     }
 
-    /// Records that another program has changed an entry of the kind `kind`.
+    /// Records that another program has changed the entry `name`, an object of the kind `kind`.
     pub fn drifted(&mut self, now: Instant, kind: &'static str, name: impl FnOnce() -> String) {
         self.drift.add(kind, name);
         self.drifting.get_or_insert(now);
@@ -99,7 +99,7 @@ impl ReportDraft {
         }
     }
 
-    /// Records the drift that the function `note` adds.
+    /// Calls `note` to add changes by other programs to the collected drift.
     pub fn note_drift(&mut self, now: Instant, note: impl FnOnce(&mut Drift)) {
         note(&mut self.drift);
         self.drifting.get_or_insert(now);
@@ -130,8 +130,8 @@ impl ReportDraft {
         }
     }
 
-    /// Removes and returns the collected drift if it is repaired, or if the repair takes too long.
-    /// Returns no drift otherwise.
+    /// Removes and returns the collected drift once it is repaired, or once it is [`TELL_DRIFT`]
+    /// old. Returns no drift before that.
     pub(crate) fn take_drift(&mut self, now: Instant, is_repaired: bool) -> Drift {
         let is_late = |since: &mut Instant| {
             is_repaired || now.saturating_duration_since(*since) >= TELL_DRIFT

@@ -19,7 +19,7 @@ pub(crate) type LaneOf<S> = <<S as Scheme>::Kinds as Kinds>::Lane;
 /// The parts of the kernel's state that a mode reads.
 pub(crate) type PartOf<S> = <<S as Scheme>::Kinds as Kinds>::Part;
 
-/// Writes that one lane (worker thread) makes in one step.
+/// Batch of kernel writes that one lane (worker thread) makes in one step.
 pub(crate) type PlanOf<S> = <<S as Scheme>::Kinds as Kinds>::Plan;
 
 /// The next work of a lane (worker thread). The lane first writes the plan, then sends the query.
@@ -38,7 +38,7 @@ impl<S: Scheme> Step<S> {
     };
 }
 
-/// Maximum number of Services that [`Extent::services`] sorts by name.
+/// Number of Services at which [`Extent::services`] stops sorting them by name.
 const MANY: usize = 1_000;
 
 /// The Services for which the scheme must compute the wanted entries again.
@@ -53,8 +53,8 @@ pub enum Extent<'a> {
 }
 
 impl Extent<'_> {
-    /// Returns the selected Services of the model, and deleted Services that still have claims.
-    /// Sorts them by name if they are few, so that the same changes lead to the same plans.
+    /// Returns the names of the Services to compute, including deleted Services that still have
+    /// claims. Sorts a short list by name, so that the same changes lead to the same plans.
     pub fn services<'a>(
         self,
         model: &'a Model,
@@ -74,7 +74,7 @@ impl Extent<'_> {
     }
 }
 
-/// Group that is affected while a part of the kernel's state is out of date or unknown.
+/// People affected while a part of the kernel's state is out of date or unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Concern {
     /// Clients are affected. Pending changes to this part of the kernel's state count as overdue,
@@ -90,7 +90,7 @@ pub enum Concern {
 /// A mode's own code for one IP family: its tables, the order of its writes, and the recording of
 /// reads and writes. Pure.
 pub trait Scheme: Sized + Send + 'static {
-    /// The mode's types, which the components of the scheme use.
+    /// The mode's types of settings, lanes, parts and plans.
     type Kinds: Kinds;
     /// Outcomes of all writes in a plan.
     type Outcomes: Send + 'static;
@@ -154,9 +154,8 @@ pub trait Scheme: Sized + Send + 'static {
     /// engine calls this function when that value has changed. At first, deletion is forbidden.
     fn removals_change(&mut self, state: &State<Self::Kinds>);
 
-    /// Applies changed addresses that serve NodePorts. The engine calls this function when
-    /// [`State::node`] may have changed. Returns true if the engine must compile every Service
-    /// again.
+    /// Applies a possible change of [`State::node`], such as other addresses that serve NodePorts.
+    /// Returns true if the engine must compile every Service again.
     fn node_changed(&mut self, state: &mut State<Self::Kinds>) -> bool;
 
     /// Computes the wanted entries of the Services in `extent`.
@@ -166,8 +165,8 @@ pub trait Scheme: Sized + Send + 'static {
     /// true if the engine must read all addresses.
     fn notice(&mut self, state: &mut State<Self::Kinds>, notice: &Notice) -> bool;
 
-    /// Starts a comparison of the kernel with the recorded state. The daemon requests one in each
-    /// sync period.
+    /// Starts a comparison of the kernel's entries with the tables, to find drift. The daemon
+    /// requests one comparison in each sync period.
     fn check(&mut self, state: &mut State<Self::Kinds>);
 
     // ---- next work ----
@@ -180,8 +179,8 @@ pub trait Scheme: Sized + Send + 'static {
     /// engine calls this function only once the Services are known.
     fn next(&mut self, lane: LaneOf<Self>, state: &mut State<Self::Kinds>) -> Step<Self>;
 
-    /// Returns the time of the scheme's next work, apart from retries and reads. Returns `now` if
-    /// more work is ready.
+    /// Returns when the scheme next has work other than retries and reads: `now` if work is ready,
+    /// `None` if no work is scheduled.
     fn next_due(&self, _now: Instant) -> Option<Instant> {
         None
     }
@@ -223,8 +222,8 @@ pub trait Scheme: Sized + Send + 'static {
         false
     }
 
-    /// Finishes a read. The engine calls this function once it has applied all content that the
-    /// read returned.
+    /// Follows up a read. The engine calls this function after it has applied the content of every
+    /// part that was read.
     fn after_reading(&mut self, _: &mut State<Self::Kinds>) {}
 
     /// Records the outcomes of a plan in the tables.

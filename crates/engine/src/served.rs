@@ -23,13 +23,12 @@ pub trait Served: Rows {
         self.len() == 0
     }
 
-    /// Reports whether at least one entry is wanted, but the kernel has no wanted entry, not even
-    /// with a different value.
+    /// Reports whether entries are wanted, but the kernel has none of them, not even one with a
+    /// different value.
     fn serves_nobody(&self) -> bool;
 
-    /// Reports whether the write of every wanted entry has failed. Does not count entries that
-    /// another program owns; `held` is their number. Returns false if another program owns all
-    /// entries.
+    /// Reports whether the write of every wanted entry has failed, apart from `held` entries that
+    /// another program owns. Returns false if another program owns all entries.
     fn is_all_refused(&self, held: usize) -> bool;
 
     /// Returns a version that changes whenever the result of [`conflicts`](Self::conflicts) may

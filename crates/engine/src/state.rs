@@ -81,8 +81,7 @@ impl<K: Kinds> State<K> {
         self.may_delete
     }
 
-    /// Returns the policy for unwanted entries in the check for overdue changes. While their
-    /// deletion is forbidden, they do not count as overdue.
+    /// Returns whether unwanted entries count as overdue: only while their deletion is allowed.
     pub fn removals(&self) -> Removals {
         if self.may_delete {
             Removals::Late

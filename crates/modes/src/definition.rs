@@ -33,7 +33,7 @@ use crate::sysctl;
 use crate::sysctl::machine::Machine;
 use crate::sysctl::row::{SysctlRow, WantedSetting};
 
-/// A mode of this build. Default methods do nothing, which suits most modes.
+/// A mode of this build. The default methods do nothing, as most modes need.
 pub trait Definition: Sync {
     /// Returns the mode's name in `--proxy-mode`, which is also the name of its section in the
     /// configuration file.
@@ -43,18 +43,18 @@ pub trait Definition: Sync {
     /// least one other mode ignores.
     fn fields(&self) -> &'static [&'static str];
 
-    /// Returns the flags that this mode ignores if a configuration file is given. Then the mode
-    /// also ignores the matching fields of the file, and uses fields of its own section instead.
+    /// Returns the flags that this mode ignores if the daemon has a configuration file. Their
+    /// values then come from fields of the mode's own section.
     fn flags_without_file(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// Copies the values of flags into settings that otherwise only a configuration file sets. The
-    /// daemon calls this function only without a configuration file.
+    /// Copies flags that another mode also reads into settings of this mode. The daemon calls this
+    /// function only without a configuration file.
     fn take_flags(&self, _flags: &mut Flags) {}
 
-    /// Returns the feature gate of the mode, or `None` if the mode has no gate. If the gate is
-    /// false, the mode is disabled.
+    /// Returns the name of the mode's feature gate, or `None` if the mode has none. A gate that is
+    /// set to false disables the mode.
     fn gate(&self) -> Option<&'static str> {
         None
     }
@@ -64,17 +64,18 @@ pub trait Definition: Sync {
         NodePortAddresses::All
     }
 
-    /// Returns the flags that only this mode reads and that have no configuration file field.
+    /// Returns the flags that only this mode reads and that have no field in the configuration
+    /// file.
     fn flags(&self) -> &'static [OwnFlag] {
         &[]
     }
 
-    /// Returns the longest and the shortest time between two syncs.
+    /// Returns the longest and the shortest time between two syncs, from this mode's flags.
     fn periods(&self, flags: &Flags) -> Periods;
 
-    /// Opens the kernel for each IP family that this node can serve. Blocks. With read access,
-    /// changes nothing. With write access, may load kernel modules, but does not yet write an entry
-    /// of a Service.
+    /// Opens the kernel for each IP family that this node can serve. Blocks. With [`Access::Read`],
+    /// changes nothing. With [`Access::Write`], may load kernel modules, but writes no entry of a
+    /// Service.
     ///
     /// # Errors
     ///
@@ -95,46 +96,46 @@ pub trait Definition: Sync {
         Ok(())
     }
 
-    /// Checks that the kernel has all features that a family needs. Blocks. Leaves no entry in the
-    /// kernel.
+    /// Checks that the kernel has all features that the mode needs for `family`. Blocks. Leaves no
+    /// entry in the kernel.
     ///
     /// # Errors
     ///
     /// Fails if the kernel lacks such a feature.
     fn probe(&self, settings: &Settings, programs: &Programs, family: IpFamily) -> Result<()>;
 
-    /// Returns the mode's kernel settings (sysctls) with their wanted values. `facts` is `None` if
-    /// another mode was chosen; the settings then have no values.
+    /// Returns the kernel settings (sysctls) that the mode writes. They have wanted values only if
+    /// `facts` is given, which means that this mode is the chosen one.
     fn sysctls(&self, facts: Option<&Facts<'_>>) -> Vec<WantedSetting>;
 
-    /// Returns one line for each kernel setting that has the value that this mode writes for a
-    /// flag, although the flag is not set.
+    /// Returns one line for each kernel setting that still has the value of a flag of this mode,
+    /// although the flag is not set now.
     fn unasked_sysctls(&self, _asked: &sysctl::settings::Settings, _root: &Path) -> Vec<String> {
         Vec::new()
     }
 
-    /// Turns off the feature that needs the `missing` kernel setting, because the daemon could not
-    /// write the setting.
+    /// Turns off the feature of the mode that needs the kernel setting `missing`, which the daemon
+    /// could not write.
     fn go_without(&self, _missing: &SysctlRow, _settings: &mut Settings) {}
 
-    /// Reports whether this mode has programmed this network namespace.
+    /// Reports whether kernel objects show that this mode has run in this network namespace.
     fn has_served(&self, _root: &Path) -> bool {
         false
     }
 
-    /// Returns a log line about kernel settings that this mode may have left behind. If there are
-    /// none, returns `None` and starts no process. The mode that cleans up after this mode calls
-    /// this function.
+    /// Returns a log line about kernel settings that this mode may have left behind, or `None`. If
+    /// another mode replaces this mode, that mode calls this function during its cleanup. Starts no
+    /// process if no setting has this mode's value.
     fn left_behind(&self, _programs: &Programs) -> Option<String> {
         None
     }
 
-    /// Returns the watch of ServiceCIDRs that the mode needs with the given flags.
+    /// Returns whether the source watches ServiceCIDRs for this mode, given the flags.
     fn service_cidrs(&self, _flags: &Flags) -> ServiceCidrWatch {
         ServiceCidrWatch::Off
     }
 
-    /// Returns the kernel modules that the mode uses on a typical node.
+    /// Returns the kernel modules that the mode uses on a typical node, with these settings.
     fn modules(&self, settings: &Settings) -> Vec<Module>;
 
     /// Reports whether the mode writes iptables rules with these settings, on a node that supports
@@ -143,28 +144,27 @@ pub trait Definition: Sync {
         false
     }
 
-    /// Returns the metrics that only this mode has, or `None` without such metrics.
+    /// Returns the metrics that only this mode has, or `None` if it has no such metrics.
     fn metrics(&self) -> Option<Arc<dyn ModeLabels>> {
         None
     }
 }
 
-/// Last work of a process that itself relays connections: waits until the connections end. Blocks.
-/// Returns a log line about connections that the process had to close early, or `None` if all
-/// connections ended.
+/// Last work of a process that itself relays connections: waits until they end. Blocks. Returns a
+/// log line about connections that the process closed early, or `None` if all ended.
 pub type Ending = Box<dyn FnOnce() -> Option<String> + Send>;
 
 /// An open kernel connection of a mode, for each family that the node can serve.
 pub trait OpenedKernel: Send {
-    /// Returns the families that the node cannot serve.
+    /// Returns the IP families that the node cannot serve, with the reasons.
     fn left_out(&self) -> &[SkippedFamily];
 
-    /// Returns the mode's entries, which the cleanup of other modes must keep, or `None` if the
-    /// mode itself removes the entries of other modes.
+    /// Returns this mode's entries, which the daemon must keep when it removes entries of other
+    /// modes. Returns `None` if this mode itself removes those entries.
     fn serving(&self) -> Option<ServingMode>;
 
-    /// Returns the cleanup of earlier modes, which starts once this mode serves, or `None` if the
-    /// mode itself cleans up.
+    /// Returns the cleanup of earlier modes, which starts once this mode serves all Services, or
+    /// `None` if this mode itself cleans up.
     fn predecessor(&self, settings: &Settings) -> Option<Predecessor> {
         Some(Predecessor {
             serving: self.serving()?,
@@ -184,11 +184,12 @@ pub trait OpenedKernel: Send {
         Ok(Vec::new())
     }
 
-    /// Returns a reader of the mode's counters. The reader opens no socket before the first read.
+    /// Returns a reader of the mode's packet and connection counters. The reader opens no socket
+    /// before its first read.
     fn counters(&self) -> Box<dyn ReadCounters>;
 
-    /// Returns the variants of the mode, and the kernel features that it uses on this node. Omits
-    /// families that the node cannot serve.
+    /// Returns the mode's variants, such as `backend nft`, and the kernel features that it uses on
+    /// this node. Omits IP families that the node cannot serve.
     fn uses(&self, settings: &Settings) -> Uses;
 
     /// Returns the work that the process does after its last write, or `None` if the mode has no
@@ -198,18 +199,18 @@ pub trait OpenedKernel: Send {
     }
 }
 
-/// An open kernel connection of a mode. The daemon converts it into one mode for each family, or
-/// into a preview.
+/// An open kernel connection of a mode. The daemon converts it into one [`Mode`] for each IP
+/// family, or into a preview.
 pub trait Opened: OpenedKernel {
-    /// Creates one mode for each family.
+    /// Creates one [`Mode`] for each IP family that the node can serve.
     ///
     /// # Errors
     ///
     /// Fails if a worker thread cannot be started.
     fn into_modes(self: Box<Self>, start: &Start<'_>) -> Result<Vec<Box<dyn Mode>>>;
 
-    /// Returns the writes that the modes would make. `told` lists all objects of the model as
-    /// changed.
+    /// Returns the writes that a start of the mode would make. `told` lists all objects of the
+    /// model as changed.
     ///
     /// # Errors
     ///
@@ -221,15 +222,15 @@ pub trait Opened: OpenedKernel {
     ) -> LocalBoxFuture<'a, Result<Preview>>;
 }
 
-/// A typed variant of [`Opened`], which creates the proxiers of a mode and their preview.
+/// A typed variant of [`Opened`], which names the type of the mode's proxiers.
 pub(super) trait IntoProxiers: OpenedKernel + Sized + 'static {
-    /// Type of the mode for one family.
+    /// Type that implements [`Mode`] for one IP family.
     type Proxier: Mode + 'static;
 
-    /// Creates one mode for each family (see [`Opened::into_modes`]).
+    /// Creates one proxier for each IP family (see [`Opened::into_modes`]).
     fn into_proxiers(self, start: &Start<'_>) -> Result<Vec<Self::Proxier>>;
 
-    /// Returns the writes that the modes would make (see [`Opened::preview`]).
+    /// Returns the writes that a start of the mode would make (see [`Opened::preview`]).
     async fn preview(self, start: &Start<'_>, told: &Changes) -> Result<Preview>;
 }
 
@@ -250,19 +251,19 @@ impl<T: IntoProxiers> Opened for T {
 
 /// Inputs for the start of a mode.
 pub struct Start<'a> {
-    /// Settings with only the options that this node supports. So they may differ from the settings
-    /// with which the mode opened the kernel.
+    /// Settings reduced to the options that this node supports. So they may differ from the
+    /// settings with which the mode opened the kernel.
     pub settings: &'a Settings,
     /// Name of this node in the cluster.
     pub node: &'a str,
-    /// Model of the cluster. The model may contain the Node object of this node.
+    /// Model of the cluster. It may lack the Node object of this node.
     pub model: &'a Model,
     /// Time at which the mode starts.
     pub now: Instant,
 }
 
 impl Start<'_> {
-    /// Returns the facts about the node with which a mode of this family starts.
+    /// Returns the facts about the node with which the mode starts in `family`.
     pub(super) fn node_facts(&self, family: IpFamily) -> NodeFacts {
         let mut facts = NodeFacts::new(family, self.node);
         facts.flag_ip = self.settings.shared.node_ip(family);
@@ -280,12 +281,12 @@ pub struct Module {
     pub need: ModuleNeed,
 }
 
-/// Part of a mode that needs a module.
+/// Extent to which a mode needs a kernel module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ModuleNeed {
-    /// The whole mode needs the module.
+    /// The mode does not work without the module.
     All,
-    /// Only some entries or one variant of the mode needs the module.
+    /// Only some entries, or one variant of the mode, need the module.
     Some,
 }
 
@@ -304,7 +305,7 @@ pub(super) fn modules<'a>(
 pub struct OwnFlag {
     /// Name of the flag, without the leading dashes.
     pub name: &'static str,
-    /// Function that reports whether the flag's values differ between two sets of flags.
+    /// Function that reports whether two sets of flags have different values of this flag.
     pub differs: fn(&Flags, &Flags) -> bool,
 }
 
@@ -319,7 +320,7 @@ macro_rules! own_flags {
 }
 pub(super) use own_flags;
 
-/// Periods of a mode's syncs, each with the name of its flag.
+/// Sync periods of a mode, each with the name of the flag that sets it.
 #[derive(Debug, Clone, Copy)]
 pub struct Periods {
     /// Longest time between two comparisons with the kernel.
@@ -328,11 +329,11 @@ pub struct Periods {
     pub min_sync: (&'static str, Duration),
 }
 
-/// Inputs from which the values of kernel settings are computed.
+/// Inputs from which a mode computes the values of its kernel settings.
 pub struct Facts<'a> {
     /// Settings of all modes, with the chosen mode.
     pub settings: &'a Settings,
-    /// Kernel settings that flags request by name.
+    /// Kernel settings for which flags give the values, such as conntrack limits.
     pub asked: &'a sysctl::settings::Settings,
     /// Properties of the machine, such as the number of CPUs.
     pub machine: &'a Machine,

@@ -13,14 +13,14 @@ const INTERFACE_NAME_MAX: usize = 15;
 /// Value of `--detect-local-mode`, with its parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DetectLocal {
-    /// Pod networks of the cluster, at most one for each family. In a family without a network, no
-    /// traffic counts as local.
+    /// Pod networks of the cluster, at most one for each IP family. Without a network of a family,
+    /// no traffic of this family counts as local.
     ClusterCidr(Vec<IpNet>),
     /// Pod networks in the Node object of this node.
     NodeCidr,
     /// Name of the bridge to which pods are attached.
     BridgeInterface(String),
-    /// Beginning of the names of pods' interfaces.
+    /// Prefix of the names of pods' interfaces.
     InterfaceNamePrefix(String),
 }
 
@@ -71,8 +71,8 @@ impl DetectLocal {
         }
     }
 
-    /// Returns the detector of pod traffic for one family. Uses the Node object of this node, if it
-    /// is known.
+    /// Returns the detector of this node's pod traffic for one IP family. In mode `NodeCIDR`, it
+    /// needs the Node object.
     pub fn detector(&self, family: IpFamily, node: Option<&Node>) -> LocalDetector {
         let first = |nets: &[IpNet]| {
             nets.iter()

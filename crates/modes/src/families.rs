@@ -12,7 +12,7 @@ use tracing::{info, warn};
 /// Reason why the daemon does not serve IPv6.
 const DISABLED: &str = "IPv6 is disabled on this node (net.ipv6.conf.all.disable_ipv6, or that of default or kube-ipvs0)";
 
-/// Purpose for which a mode opens the kernel.
+/// Kind of access for which a mode opens the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// Reads and writes. The kernel may load missing modules.
@@ -22,8 +22,8 @@ pub enum Access {
 }
 
 impl Access {
-    /// Checks that a program can write rules of a family. With read access, checks that a program
-    /// can read such rules.
+    /// Checks that the iptables programs can write rules of `family`, or can read them if `self` is
+    /// [`Access::Read`].
     pub(super) fn check(self, iptables: &Iptables, family: IpFamily) -> Result<(), IptablesError> {
         match self {
             Self::Write => iptables.check(family),
@@ -32,8 +32,8 @@ impl Access {
     }
 }
 
-/// Worker threads (kernel I/O), one for each family that the node can serve. Also contains the
-/// reason for each family that the node cannot serve.
+/// The first worker thread of each IP family that the node can serve, and the reason why it cannot
+/// serve another family.
 pub struct Families<K> {
     pub(super) opened: Vec<(IpFamily, Worker<K>)>,
     pub(super) left_out: Vec<SkippedFamily>,
@@ -53,7 +53,7 @@ impl SkippedFamily {
     }
 }
 
-/// Frequency of a reason to skip a family. A usual reason (`Yes`), such as missing IPv6, also
+/// Frequency of a reason to skip an IP family. A usual reason (`Yes`), such as disabled IPv6, also
 /// occurs on healthy nodes. Only an unusual reason (`No`) causes a warning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ReasonFrequency {
@@ -72,8 +72,8 @@ pub(super) enum ThreadError {
     Thread(#[from] io::Error),
 }
 
-/// Starts a worker thread. The thread calls `kernel` to open its connection to the kernel. The
-/// thread's name begins with `what`.
+/// Starts a worker thread whose name begins with `what`. The thread calls `kernel` to open its
+/// connection to the kernel.
 pub(super) fn thread<K: 'static>(
     what: &str,
     family: IpFamily,
@@ -156,11 +156,11 @@ pub fn log_skipped_families(left_out: &[SkippedFamily]) {
     }
 }
 
-/// Checks that the node can serve a family.
+/// Checks that `family` is not among the skipped families.
 ///
 /// # Errors
 ///
-/// Fails if the node cannot serve the family.
+/// Fails if it is, with the reason why the node cannot serve the family.
 pub fn require(left_out: &[SkippedFamily], family: IpFamily) -> Result<()> {
     match left_out.iter().find(|left_out| left_out.family == family) {
         Some(SkippedFamily { reason, .. }) => Err(anyhow!("cannot serve {family}: {reason}")),
@@ -168,7 +168,7 @@ pub fn require(left_out: &[SkippedFamily], family: IpFamily) -> Result<()> {
     }
 }
 
-/// Reports whether the setting `disable_ipv6` of an interface disables `family`. Returns `None` if
+/// Reports whether the sysctl `disable_ipv6` of `interface` disables `family`. Returns `None` if
 /// the interface does not exist.
 pub(super) fn is_disabled(family: IpFamily, interface: &str) -> Option<bool> {
     if family == IpFamily::V4 {
@@ -186,8 +186,8 @@ mod tests {
     const V4: IpFamily = IpFamily::V4;
     const V6: IpFamily = IpFamily::V6;
 
-    /// Opens families on fake kernels. Fails for a family that is disabled, fails the check, or
-    /// cannot be opened.
+    /// Opens families on fake kernels: `disabled` families are off, `unchecked` ones fail the
+    /// check, and `unopened` ones cannot be opened.
     fn families(
         disabled: &[IpFamily],
         unchecked: &[IpFamily],

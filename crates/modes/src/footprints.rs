@@ -1,4 +1,4 @@
-//! Footprints: the names that each mode of kube-proxy uses in the kernel.
+//! Footprints of the modes: the names of the chains, sets, tables and links that each mode uses.
 
 use footprint::Footprints;
 
@@ -20,7 +20,8 @@ mod tests {
 
     use super::*;
 
-    /// Returns all names in the footprint of a mode, except those of its nftables tables.
+    /// Returns the names in a mode's footprint, each with its iptables table, `ipset` or `link`.
+    /// Omits nftables tables.
     fn named(mode: &Footprint) -> BTreeSet<(String, String)> {
         let chains = mode.chains.iter().chain(mode.prefixes);
         let chains = chains.map(|(table, chain)| (table.to_string(), (*chain).to_owned()));
@@ -84,7 +85,7 @@ mod tests {
 
     #[test]
     fn each_object_in_upstreams_nftables_tables_has_an_origin() {
-        // Tables that upstream's kube-proxy 1.36.2 has written.
+        // Dumps of nftables tables that kube-proxy 1.36.2 of upstream has written.
         const DUMPS: [&str; 4] = [
             include_str!("../../../integration/golden/cases/nftables/affinity-clientip/nft-ip"),
             include_str!(

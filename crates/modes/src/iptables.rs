@@ -1,4 +1,4 @@
-//! iptables mode: rules of iptables distribute the packets to Services.
+//! iptables mode: iptables rules distribute the packets of Services to endpoints.
 
 mod chains;
 mod counters;
@@ -25,9 +25,9 @@ use crate::sysctl::row::{SysctlRow, WantedSetting, wanted};
 use metrics::RuleMetrics;
 use opened::Rules;
 
-/// Texts in the output of `iptables-save`. If both exist, this mode has served NodePorts on
-/// 127.0.0.1. The first text is its chain of NodePorts. The second text is the comment of the rule
-/// that drops packets of other hosts to 127.0.0.0/8.
+/// Two texts in the output of `iptables-save`: the chain of NodePorts, and the comment of the rule
+/// that drops other hosts' packets to 127.0.0.0/8. If both exist, iptables mode has served
+/// NodePorts on 127.0.0.1.
 const OF_LOCALHOST: [&str; 2] = [
     ":KUBE-NODEPORTS ",
     "--comment \"block incoming localnet connections\"",
@@ -111,10 +111,10 @@ impl Definition for IptablesMode {
         }
     }
 
-    /// Returns advice to undo `route_localnet`, if it has this mode's value and the rules of
-    /// NodePorts on 127.0.0.1 exist. The kernel does not record which program wrote the setting, so
-    /// the advice names no program. Starts `iptables-save` only if the value matches and the kernel
-    /// has any rules.
+    /// Returns advice to reset `route_localnet`, if it has this mode's value and rules for
+    /// NodePorts on 127.0.0.1 exist. The advice names no program, because the kernel does not
+    /// record which program wrote the setting. Starts `iptables-save` only if the value matches and
+    /// the kernel has any rules.
     fn left_behind(&self, programs: &Programs) -> Option<String> {
         let (row, _) = sysctls::ROWS
             .iter()

@@ -1,4 +1,4 @@
-//! IPVS mode: the kernel's virtual servers distribute the packets to Services.
+//! IPVS mode: virtual servers in the kernel distribute the packets of Services to endpoints.
 
 mod counters;
 mod metrics;
@@ -35,10 +35,10 @@ pub use opened::foresee_scheduler;
 use settings::Timeouts;
 use shim::ChosenShim;
 
-/// Beginning of the line in /proc/net/dev for the link that has the service addresses.
+/// Prefix of the line in /proc/net/dev for `kube-ipvs0`, the link that has the service addresses.
 const LINK: &str = "kube-ipvs0:";
 
-/// Kernel modules for the ipsets that rules of upstream's shim and of the lean shim use.
+/// Kernel modules for the ipsets that rules of the shims `upstream` and `lean` use.
 const OF_SETS: &[&str] = &[
     "ip_set",
     "ip_set_hash_ip",
@@ -49,8 +49,8 @@ const OF_SETS: &[&str] = &[
     "xt_set",
 ];
 
-/// Kernel modules for the rules that `--ipvs-semantics=exact` adds to upstream's shim and to the
-/// lean shim.
+/// Kernel modules for the iptables rules that `--ipvs-semantics=exact` adds to the shims `upstream`
+/// and `lean`.
 const OF_MARKS: &[&str] = &["iptable_mangle", "ip6table_mangle"];
 
 /// Zero-sized type that implements [`Definition`] for IPVS mode.
@@ -66,8 +66,8 @@ impl Definition for IpvsMode {
     }
 
     fn fields(&self) -> &'static [&'static str] {
-        // Omits `ipvs.excludeCIDRs`, because the modes that clean up after IPVS mode read this
-        // field, too.
+        // Omits `ipvs.excludeCIDRs`: a mode that replaces IPVS mode reads this field during its
+        // cleanup.
         &[
             "iptables.masqueradeAll",
             "iptables.masqueradeBit",
@@ -82,8 +82,8 @@ impl Definition for IpvsMode {
     }
 
     fn flags(&self) -> &'static [OwnFlag] {
-        // Omits `ipvs-drain-timeout`, because the modes that clean up after IPVS mode read this
-        // flag, too.
+        // Omits `ipvs-drain-timeout`: a mode that replaces IPVS mode reads this flag during its
+        // cleanup.
         own_flags! {
             "ipvs-shim" ipvs_shim,
             "ipvs-semantics" ipvs_semantics,
@@ -119,7 +119,7 @@ impl Definition for IpvsMode {
         Ok(Box::new(opened))
     }
 
-    /// Makes the kernel load IPVS, and sets the IPVS timeouts.
+    /// Makes the kernel load IPVS and the scheduler, and sets the IPVS timeouts.
     fn prepare(&self, settings: &Settings, programs: &Programs) -> Result<()> {
         ChosenShim::choose(settings, programs, Access::Write)?;
         let Timeouts { tcp, tcp_fin, udp } = settings.ipvs.timeouts;
@@ -140,8 +140,8 @@ impl Definition for IpvsMode {
         wanted(sysctls::ROWS, context.as_ref())
     }
 
-    /// Lists the ARP settings that have the values of strictARP although strictARP is off. An
-    /// earlier kube-proxy or another program may have written them.
+    /// Lists the ARP settings if all of them have the values of strictARP, although strictARP is
+    /// off. An earlier kube-proxy or another program may have written them.
     fn unasked_sysctls(&self, asked: &sysctl::settings::Settings, root: &Path) -> Vec<String> {
         if asked.strict_arp {
             return Vec::new();
@@ -197,8 +197,8 @@ impl Definition for IpvsMode {
     }
 }
 
-/// Returns a reader of all virtual servers, including those of other programs, for commands that
-/// run without a daemon. The reader opens no socket before its first read.
+/// Returns a reader of all virtual servers, including those of other programs. Commands that run
+/// without a daemon use it. It opens no socket before its first read.
 pub fn virtual_servers() -> Box<dyn ReadCounters> {
     Box::new(IpvsCounters::default())
 }

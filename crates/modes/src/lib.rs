@@ -1,7 +1,7 @@
 //! The modes of this build, and the choice of a mode.
 //!
-//! Each mode is a module of this crate that implements [`Definition`], an entry in [`ProxyMode`],
-//! and a part of [`Settings`]. No other code of the daemon distinguishes modes.
+//! A mode is a module of this crate that implements [`Definition`], a variant of [`ProxyMode`], and
+//! a field of [`Settings`]. No other code of the daemon distinguishes modes.
 
 pub mod definition;
 pub mod detect_local;
@@ -52,7 +52,8 @@ impl ProxyMode {
         self.definition().name()
     }
 
-    /// Returns the mode that the flags name, or else the default mode.
+    /// Returns the mode that `--proxy-mode` or the configuration file names, or the default mode if
+    /// none is named.
     ///
     /// # Errors
     ///
@@ -70,11 +71,11 @@ impl ProxyMode {
             })
     }
 
-    /// Returns an error if the feature gate of the mode is off.
+    /// Checks that the feature gate of the mode, if it has one, is not off.
     ///
     /// # Errors
     ///
-    /// Fails if the gate is false.
+    /// Fails if the gate is set to false.
     pub fn check_gate(self, gates: &Gates) -> Result<(), UnusableFlag> {
         let gate = self.definition().gate();
         let Some(gate) = gate.filter(|gate| gates.given(gate) == Some(false)) else {
@@ -94,11 +95,11 @@ impl ProxyMode {
         Self::ALL.into_iter().filter(move |other| *other != self)
     }
 
-    /// Returns the mode's sync periods.
+    /// Returns the sync periods of the mode, from its flags.
     ///
     /// # Errors
     ///
-    /// Fails if the sync period is zero, or shorter than the shortest time between two syncs.
+    /// Fails if the sync period is zero, or shorter than the minimum time between two syncs.
     pub fn periods(self, flags: &Flags) -> Result<Periods, UnusableFlag> {
         let periods = self.definition().periods(flags);
         let Periods { sync, min_sync } = periods;
@@ -129,7 +130,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// Fails if a flag has an invalid value, even if the flag belongs to another mode.
+    /// Fails if a flag has an invalid value, even a flag of another mode.
     pub fn read(flags: &Flags, chosen: ProxyMode, periods: &Periods) -> Result<Self, UnusableFlag> {
         Ok(Self {
             chosen,
@@ -146,8 +147,9 @@ impl Settings {
     }
 }
 
-/// Copies flags of the chosen mode into settings that otherwise only a configuration file sets. The
-/// daemon calls this function only without a configuration file.
+/// Copies flags that several modes read into settings of the chosen mode, for which the
+/// configuration file has separate fields. The daemon calls this function only without a
+/// configuration file.
 pub fn take_flags(flags: &mut Flags) {
     // Ignores an unknown mode: [`ProxyMode::read`] reports it.
     if let Ok(chosen) = ProxyMode::read(flags) {
@@ -167,8 +169,8 @@ impl PartialEq for Settings {
     }
 }
 
-/// Returns the kernel settings of all modes, in writing order. Only settings of the mode in `facts`
-/// have values.
+/// Returns the kernel settings of all modes, in writing order. Only those of the mode in `facts`
+/// have wanted values.
 pub fn sysctls(facts: Option<&Facts<'_>>) -> Vec<WantedSetting> {
     let of = |mode: ProxyMode| {
         let facts = facts.filter(|facts| facts.settings.chosen == mode);
@@ -177,7 +179,7 @@ pub fn sysctls(facts: Option<&Facts<'_>>) -> Vec<WantedSetting> {
     ProxyMode::ALL.into_iter().flat_map(of).collect()
 }
 
-/// Describes where the mode was set: by a flag, in a file, or by default.
+/// Describes where the mode was set: in a flag, in the configuration file, or nowhere.
 pub fn origin_of_mode(flags: &Flags) -> String {
     match (flags.proxy_mode.is_empty(), flags.config.is_empty()) {
         (true, _) => "the default".to_owned(),
@@ -186,8 +188,8 @@ pub fn origin_of_mode(flags: &Flags) -> String {
     }
 }
 
-/// Returns a warning if neither a flag nor a file sets the mode. The warning names the flag or the
-/// field that would set the mode.
+/// Returns a warning if neither `--proxy-mode` nor the configuration file sets the mode. The
+/// warning names the flag or field to set.
 ///
 /// Upstream's default changes in Kubernetes 1.40. This program keeps its default, because a new
 /// image must not change the data plane.
@@ -210,8 +212,8 @@ pub fn warning_of_default(flags: &Flags) -> Option<String> {
     ))
 }
 
-/// Returns a log line for each flag that has no effect because it belongs to another mode. Skips
-/// flags that also have a configuration file field.
+/// Returns a log line for each given flag that only another mode reads. Skips flags that have a
+/// field in the configuration file.
 pub fn flags_without_effect(chosen: ProxyMode, flags: &Flags) -> Vec<String> {
     let defaults = Flags::defaults();
     let of = |mode: ProxyMode| {

@@ -19,32 +19,32 @@ use rows::Rows;
 /// Metrics that only one mode has. Each mode provides its own metrics, so shared code does not
 /// distinguish modes.
 pub trait ModeLabels: Debug + Send + Sync {
-    /// Adds the metrics to the registry.
+    /// Adds the mode's metrics to `rows`.
     fn register(&self, rows: &mut Rows);
 
-    /// Starts the counters of a family at zero. If a counter appeared only with its first
-    /// increment, rates in Prometheus would miss this increment.
+    /// Creates the counters of `family` with the value zero. A counter that appeared only at its
+    /// first increment would hide this increment from `rate()` in Prometheus.
     fn begins(&self, family: IpFamily);
 
-    /// Updates the mode's metrics from a report about the results of its worker threads.
+    /// Updates the mode's metrics from a report of the engine.
     fn booked(&self, family: IpFamily, report: &Report);
 
-    /// Records the variant of a family's entries, such as `layout flat`. Does nothing in a mode
-    /// with a single variant.
+    /// Records the variant of the mode's entries in `family`, such as `layout flat`. Does nothing
+    /// in a mode with a single variant.
     fn form(&self, _family: IpFamily, _form: &'static str) {}
 
-    /// Returns the extent of the report's sync: partial or full. Returns `None` if the mode does
-    /// not distinguish partial and full syncs.
+    /// Returns the extent of the sync that `report` describes. Returns `None` if the mode does not
+    /// distinguish partial and full syncs.
     fn extent(&self, report: &Report) -> Option<SyncExtent>;
 
-    /// Counts a finished sync, and records its duration.
+    /// Records the duration of a finished sync in a histogram.
     fn synced(&self, family: IpFamily, took: Duration, extent: SyncExtent);
 }
 
-/// Extent of a sync, from small to large.
+/// Extent of a sync, in ascending order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SyncExtent {
-    /// The sync wrote only changes to the previous state.
+    /// The sync wrote only what had changed since the last sync.
     Partial,
     /// The sync compared the whole state with the kernel.
     Full,
@@ -57,14 +57,14 @@ impl SyncExtent {
     }
 }
 
-/// Label of a metric with the IP family.
+/// The IP family as a metric's label.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct FamilyLabels {
     /// IP family: `IPv4` or `IPv6`.
     pub ip_family: &'static str,
 }
 
-/// Labels for a table of iptables.
+/// The IP family and the iptables table as a metric's labels.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct TableLabels {
     /// IP family: `IPv4` or `IPv6`.

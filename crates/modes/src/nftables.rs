@@ -1,4 +1,5 @@
-//! nftables mode: one nftables table for each family distributes the packets to Services.
+//! nftables mode: one nftables table for each IP family distributes the packets of Services to
+//! endpoints.
 
 mod counters;
 mod metrics;
@@ -67,7 +68,7 @@ impl Definition for NftablesMode {
         settings::take_flags(flags);
     }
 
-    /// Returns the node's own address as default, as in upstream.
+    /// Returns the node's primary addresses as the default, as in upstream.
     fn node_port_addresses(&self) -> NodePortAddresses {
         NodePortAddresses::Primary
     }
@@ -96,8 +97,8 @@ impl Definition for NftablesMode {
             .collect()
     }
 
-    /// Returns no settings, as in upstream. NodePort traffic to pods needs forwarding, which the
-    /// CNI plugin enables. NodePorts on 127.0.0.1 need no setting, because a relay serves them.
+    /// Returns no settings, as in upstream. The CNI plugin enables forwarding, which NodePort
+    /// traffic to pods needs. A relay serves NodePorts on 127.0.0.1, so they need no setting.
     fn sysctls(&self, _: Option<&Facts<'_>>) -> Vec<WantedSetting> {
         Vec::new()
     }

@@ -1,6 +1,6 @@
-//! Finds the addresses of this node that serve NodePorts, when the daemon starts. The modes read
-//! these addresses only later. The model needs them at the start, because it must not give a
-//! Service's NodePort to an external IP of another Service.
+//! Finds the addresses of this node that serve NodePorts, for the model. The model needs them
+//! before the modes read them: it must not give a Service's NodePort to an external IP of another
+//! Service.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -11,8 +11,8 @@ use route_netlink::Rtnetlink;
 use super::definition::Start;
 use crate::footprints;
 
-/// Returns the sorted addresses that serve NodePorts. Returns an empty list if the addresses cannot
-/// be read.
+/// Returns the sorted addresses of this node that serve NodePorts. Omits interface addresses of a
+/// family if the kernel does not return them.
 pub fn addresses(start: &Start<'_>) -> Vec<IpAddr> {
     let mut serving: Vec<IpAddr> = Vec::new();
     for family in IpFamily::ALL {
@@ -31,8 +31,8 @@ pub fn addresses(start: &Start<'_>) -> Vec<IpAddr> {
     serving
 }
 
-/// Returns the node's addresses, except loopback addresses and addresses on links that kube-proxy
-/// modes create.
+/// Returns the node's addresses in `family`, except loopback addresses and those on links of
+/// kube-proxy modes. Returns `None` if they cannot be read.
 fn own(family: IpFamily) -> Option<BTreeSet<IpAddr>> {
     let mut rtnetlink = Rtnetlink::open().ok()?;
     let made = footprint::links(footprints::ALL).into_iter();

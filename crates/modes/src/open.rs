@@ -11,9 +11,8 @@ use super::families::{Access, SkippedFamily};
 use super::programs::Programs;
 use super::settings::Settings;
 
-/// Returns the primary family, which the node must be able to serve. It is the family of
-/// `--bind-address` if the flag names an address. Otherwise, it is the family of the Node's first
-/// address.
+/// Returns the primary IP family, which the node must be able to serve: the family of
+/// `--bind-address` or, if that is unspecified (`0.0.0.0`, `::`), of the Node's first address.
 pub fn primary(settings: &Settings, model: &Model) -> IpFamily {
     let bind = settings.shared.bind_address;
     let node = model
@@ -23,8 +22,8 @@ pub fn primary(settings: &Settings, model: &Model) -> IpFamily {
     IpFamily::of(of_node.unwrap_or(bind))
 }
 
-/// Opens the kernel for writes, for each IP family that the node can serve. Writes no entries of
-/// Services yet.
+/// Opens the kernel for writes in each IP family that the node can serve. Writes no entry of a
+/// Service yet.
 ///
 /// # Errors
 ///
@@ -32,7 +31,7 @@ pub fn primary(settings: &Settings, model: &Model) -> IpFamily {
 pub async fn open(settings: &Settings) -> Result<Box<dyn Opened>> {
     let settings = settings.clone();
     // Runs on a blocking thread, because this work waits for the kernel and for other programs.
-    // Meanwhile, the first lists of Services and EndpointSlices arrive.
+    // Meanwhile, the source receives the first lists of Services and EndpointSlices.
     spawn_blocking(move || {
         let programs = Programs::new(&settings, Access::Write);
         let mode = settings.chosen.definition();
@@ -51,15 +50,15 @@ pub async fn open(settings: &Settings) -> Result<Box<dyn Opened>> {
 ///
 /// # Errors
 ///
-/// Fails if no family can be read.
+/// Fails if the node can serve no IP family.
 pub fn open_to_read(settings: &Settings) -> Result<Box<dyn Opened>> {
     let programs = Programs::new(settings, Access::Read);
     let mode = settings.chosen.definition();
     mode.open(settings, &programs, Access::Read)
 }
 
-/// Returns the variants and kernel features that an opened mode uses, and the families that the
-/// node cannot serve.
+/// Returns the mode's variants, the kernel features that it uses, and the IP families that the node
+/// cannot serve.
 pub fn used(opened: &dyn Opened, settings: &Settings) -> Uses {
     let left_out = opened.left_out().iter().map(SkippedFamily::told);
     Uses {
@@ -70,30 +69,29 @@ pub fn used(opened: &dyn Opened, settings: &Settings) -> Uses {
 
 /// Prepares a node for the chosen mode (`--init-only`), in an init container:
 ///
-/// * Does all work that needs more privileges than serving, or a container that can load kernel
-///   modules.
-/// * Checks every feature that the mode needs. So if a feature is missing, the new container does
-///   not start, and the entries of the previous mode continue to serve.
+/// * Does all work that needs more privileges than serving has, such as loading kernel modules.
+/// * Checks every feature that the mode needs. If one is missing, the new container does not start,
+///   and the previous mode's entries continue to serve.
 ///
 /// # Errors
 ///
 /// Fails if this node cannot run the mode.
 pub async fn prepare(settings: &Settings) -> Result<()> {
     let settings = settings.clone();
-    // Runs the preparation on a blocking thread and waits for it, because the process has no other
-    // work.
+    // Runs the preparation on a blocking thread, because it waits for the kernel and for other
+    // programs.
     spawn_blocking(move || prepare_blocking(&settings)).await?
 }
 
 fn prepare_blocking(settings: &Settings) -> Result<()> {
     let mode = settings.chosen.definition();
-    // A program that is missing in this init container is also missing in the serving container,
-    // because both containers have the same image.
+    // A program that this init container lacks is also missing in the main container, because both
+    // have the same image.
     let programs = Programs::new(settings, Access::Write);
     mode.prepare(settings, &programs)?;
-    // Probes only the family of the bind address and the families that the node has, because many
-    // nodes lack IPv6. Without a bind address, the primary family is unknown here: the Node's first
-    // address decides it later.
+    // Probes only the family of the bind address and the families that the node supports, because
+    // many nodes lack IPv6. Without a bind address, the primary family is unknown here: the Node's
+    // first address decides it later.
     let is_named = |family: IpFamily| settings.shared.node_ip(family).is_some();
     let is_there = |family: &IpFamily| is_named(*family) || iptables::exists(*family).is_ok();
     let families: Vec<IpFamily> = IpFamily::ALL.into_iter().filter(is_there).collect();
@@ -140,7 +138,7 @@ mod tests {
             ("::", &["192.0.2.1"], V4),
             ("192.0.2.1", &["fd00::1"], V4),
             ("fd00::1", &["192.0.2.1"], V6),
-            // The Node object has no address, so the family of the bind address decides.
+            // Without an address in the Node object, the family of the bind address decides.
             ("0.0.0.0", &[], V4),
             ("::", &[], V6),
         ] {

@@ -14,25 +14,25 @@ use tracing::{error, info, warn};
 use super::preview::{Change, NODE, Preview};
 use crate::footprints;
 
-/// Delay before the first read of the draining virtual servers. The delay doubles after each read.
+/// Delay before the first read of the draining virtual servers. It doubles after each read.
 const FIRST_LOOK: Duration = Duration::from_millis(250);
-/// Longest delay between two reads of the draining virtual servers. After a read that takes very
-/// long, the delay is longer.
+/// Longest delay between two reads of the draining virtual servers. Only a very slow read makes the
+/// delay longer.
 const LAST_LOOK: Duration = Duration::from_secs(8);
 
-/// Cleanup of the entries of modes that served on this node before.
+/// Cleanup of the kernel entries of modes that served on this node before.
 pub struct Predecessor {
     /// The current mode, whose entries the cleanup keeps.
     pub(super) serving: ServingMode,
     /// Networks whose virtual servers belong to other programs. The cleanup keeps these virtual
     /// servers.
     pub(super) excluded: Vec<IpNet>,
-    /// Longest time for which virtual servers with open connections stay, or `None` for no limit.
+    /// Longest time for which virtual servers with open connections drain, or `None` for no limit.
     pub(super) drain_timeout: Option<Duration>,
 }
 
-/// Virtual servers of earlier modes that drain: they keep their open connections, and get no new
-/// connections.
+/// Draining virtual servers of earlier modes: they keep their open connections, and get no new
+/// ones.
 #[must_use]
 pub struct PredecessorDrain {
     drain: Drain,
@@ -42,8 +42,9 @@ pub struct PredecessorDrain {
 }
 
 impl Predecessor {
-    /// Removes the entries of other modes, and logs the result. Keeps virtual servers with open
-    /// connections, and returns them as a drain. Returns `None` if no connection is open.
+    /// Removes the entries of other modes, and logs the result. Virtual servers with open
+    /// connections stay, and are returned as a drain. Returns `None` if none has an open
+    /// connection.
     pub async fn clear(self) -> Option<PredecessorDrain> {
         let (serving, excluded) = (self.serving.clone(), self.excluded.clone());
         // Runs on a blocking thread, because the cleanup waits for the kernel and for other
@@ -90,11 +91,11 @@ impl Predecessor {
 }
 
 impl PredecessorDrain {
-    /// Waits until the last connection has ended or the time limit is over. Then removes all
+    /// Waits until the last connection has ended or the drain timeout is over. Then removes all
     /// remaining entries of other modes, and logs the result.
     ///
-    /// Calls `count` with each family and two numbers: draining virtual servers, and their
-    /// connections. The calls are at the start, after each read, and at the end (with zeros).
+    /// Calls `count` for each IP family with the numbers of draining virtual servers and of their
+    /// connections: at the start, after each read, and with zeros at the end.
     pub async fn finish(self, count: impl Fn(IpFamily, (u64, u64))) {
         let (mut drain, start) = (self.drain, Instant::now());
         let end = self.timeout.and_then(|timeout| start.checked_add(timeout));
@@ -138,8 +139,8 @@ impl PredecessorDrain {
                 );
                 break;
             }
-            // Waits at least 20 times as long as this read took. So reads take at most a twentieth
-            // of the time, even with many virtual servers.
+            // Waits at least 20 times as long as this read took. So the reads need at most a
+            // twentieth of the time, even with many virtual servers.
             let cost = began.elapsed().saturating_mul(20);
             delay = delay.saturating_mul(2).min(LAST_LOOK).max(cost);
         }
@@ -152,15 +153,16 @@ impl PredecessorDrain {
     }
 }
 
-/// Returns the numbers of draining virtual servers and of their connections, over both families.
+/// Returns the number of draining virtual servers and the number of their connections, in both IP
+/// families together.
 fn counts(drain: &Drain) -> (u64, u64) {
     let families = IpFamily::ALL.map(|family| drain.counts(family));
     let [(servers, connections), (more_servers, more_connections)] = families;
     (servers + more_servers, connections + more_connections)
 }
 
-/// Makes packets bypass the rules of other modes whose process has ended. `serving` is the name of
-/// the current mode.
+/// Makes packets bypass rules of other modes that lead to ports of an ended process. `serving` is
+/// the name of the current mode.
 pub async fn disarm(serving: &'static str) {
     // Runs on a blocking thread, because the cleanup waits for the kernel and for other programs.
     let disarm = move || disarm_ended(footprints::ALL, serving);

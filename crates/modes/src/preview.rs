@@ -1,4 +1,5 @@
-//! Computes the writes that a mode would make, for `kube-proxy check`, `plan` and `diff`.
+//! Computes the writes that a start of a mode would make, for `kube-proxy check`, `plan` and
+//! `diff`.
 
 use anyhow::Result;
 use engine::{Engine, KernelAccess, Kinds, Part as _, Scheme};
@@ -8,13 +9,13 @@ use serde::Serialize;
 use super::definition::Start;
 use crate::sysctl::setting::Setting;
 
-/// Value of the family column for changes that affect the whole node.
+/// Value of [`Change::of`] for changes that affect the whole node.
 pub const NODE: &str = "node";
 
-/// Kind ([`Change::kind`]) of changes that remove entries of another mode.
+/// Value of [`Change::kind`] for changes that remove entries of another mode.
 pub const OTHER_MODES: &str = "other modes";
 
-/// The writes that a mode would make.
+/// The writes that a start of a mode would make.
 #[derive(Debug, Default)]
 pub struct Preview {
     /// Kernel settings that the daemon writes once, when it starts. These settings do not depend on
@@ -22,38 +23,38 @@ pub struct Preview {
     pub settings: Vec<Setting>,
     /// Changes, in the order in which the mode would make them.
     pub changes: Vec<Change>,
-    /// Name of each family, with its number of writes. Excludes `settings`.
+    /// Number of writes for each IP family, or for the node. Excludes `settings`.
     pub writes: Vec<(String, usize)>,
-    /// Number of entries that are up to date, by family and part.
+    /// Number of up-to-date entries in each part of the kernel's state, for each IP family.
     pub kept: Vec<CurrentEntryCount>,
-    /// Variant of each family's entries, such as `IPv4: layout flat`. Empty if the mode has only
-    /// one variant.
+    /// Variant of the entries in each IP family, such as `IPv4: layout flat`. Empty if the mode has
+    /// only one variant.
     pub forms: Vec<String>,
     /// Warnings for the operator, one sentence each.
     pub warnings: Vec<String>,
-    /// Option values of Services that this node's kernel does not support.
+    /// Values of Services' options that this node's kernel does not support.
     pub unavailable: Vec<UnavailableOption>,
-    /// State of other programs that would make the kernel refuse writes.
+    /// Objects of other programs that would make the kernel refuse writes.
     pub obstacles: Vec<Obstacle>,
 }
 
-/// State of another program that makes the kernel refuse writes at a start.
+/// An object of another program that would make the kernel refuse the daemon's writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Obstacle {
-    /// Kind of the other program's state, such as `sets`.
+    /// Kind of the other program's object, such as `sets`.
     pub kind: &'static str,
-    /// Sentences with the finding, its consequence, and the next step for the operator.
+    /// Text for the operator: the finding, its consequence, and the next step.
     pub message: String,
 }
 
 /// Number of up-to-date entries in one part of the kernel's state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CurrentEntryCount {
-    /// Family of the entries: `IPv4` or `IPv6`.
+    /// IP family of the entries: `IPv4` or `IPv6`.
     pub of: String,
     /// Part of the kernel's state, such as `the virtual servers`.
     pub part: &'static str,
-    /// Number of entries that a start would keep.
+    /// Number of entries that a start of the daemon would keep.
     pub entries: usize,
 }
 
@@ -66,24 +67,23 @@ pub struct Change {
     pub kind: &'static str,
     /// Effect of the change: adding, changing or removing the entry.
     pub action: Action,
-    /// Description of the change, as one line.
+    /// Text of the write, as one line.
     pub write: String,
-    /// Worker thread, or step of the daemon's start, that makes the change.
+    /// Lane (worker thread) that would make the change, or a step of the daemon's start.
     pub lane: &'static str,
     /// Name of the changed entry.
     pub entry: String,
-    /// Current state of the entry, or `None` if the entry is new or has no details besides its
-    /// name.
+    /// Current details of the entry. `None` if the entry is new, or if it has only a name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub before: Option<String>,
-    /// State of the entry after the change, or `None` if the change removes the entry or the entry
-    /// has no details besides its name.
+    /// Details of the entry after the change. `None` if the change removes the entry, or if it has
+    /// only a name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
-    /// Differences of a replaced chain: removed rules begin with `- `, added rules with `+ `.
+    /// Changed rules of a replaced chain: removed ones begin with `- `, added ones with `+ `.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rules: Vec<String>,
-    /// Service port that wants the entry, such as `default/web:http`, if known.
+    /// Service port that wants the entry, such as `default/web:http`. `None` if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
 }
@@ -117,13 +117,14 @@ impl Change {
         }
     }
 
-    /// Returns a change of iptables rules. The first word of `line` determines the action.
+    /// Returns a change of iptables rules. The first word of `line`, such as `add`, decides the
+    /// action.
     pub(super) fn rule(of: IpFamily, lane: &'static str, line: String) -> Self {
         Self::told(of, lane, "rules", line)
     }
 
-    /// Returns a change of an entry of the kind `kind`. The first word of `line` determines the
-    /// action.
+    /// Returns a change of an entry of the kind `kind`. The first word of `line`, such as `add` or
+    /// `delete`, decides the action.
     pub fn told(of: IpFamily, lane: &'static str, kind: &'static str, line: String) -> Self {
         let (verb, rest) = line.split_once(' ').unwrap_or(("", &line));
         let action = match verb {
@@ -131,8 +132,8 @@ impl Change {
             "remove" | "delete" => Action::Remove,
             _ => Action::Change,
         };
-        // A write of an existing chain flushes the chain and fills it again. The preview reports
-        // this as a change to the chain.
+        // To write an existing chain, the mode flushes it and adds its rules again. The preview
+        // reports this as a change of the chain.
         let (entry, after) = match (action, verb) {
             (Action::Change, "flush") => (rest, Some("written anew".to_owned())),
             (Action::Change, _) => (&*line, None),
@@ -152,7 +153,7 @@ impl Change {
         }
     }
 
-    /// Returns a change of one entry of the kind `kind`.
+    /// Returns a change of one entry. The action follows from the entry's states before and after.
     pub(super) fn of_entry(
         of: IpFamily,
         lane: &'static str,
@@ -203,21 +204,21 @@ impl Change {
     }
 }
 
-/// Type of the plans that a scheme (the code of a mode) computes.
+/// Type of the plans of a mode (a scheme).
 pub type PlanOf<S> = <<S as Scheme>::Kinds as Kinds>::Plan;
 
-/// Preview of a plan: the number of its writes, and its changes.
+/// Preview of one plan: its number of writes, and its changes.
 pub struct PlanPreview {
     /// Number of writes to the kernel.
     pub writes: usize,
-    /// Changes to entries that the plan makes.
+    /// Changes that the plan makes to kernel entries.
     pub changes: Vec<Change>,
 }
 
 impl Preview {
-    /// Adds the writes that these modes would make after the changes `told`.
+    /// Adds the writes that `modes` would make. `told` lists the changed objects.
     ///
-    /// `show` converts a plan into its preview. Its arguments are the family, the mode's state
+    /// `show` converts a plan into its preview. Its arguments are the IP family, the mode's state
     /// before the plan, and the plan.
     ///
     /// # Errors
@@ -260,7 +261,8 @@ impl Preview {
     }
 }
 
-/// Returns a function that creates the error for an unreadable part of the kernel's state.
+/// Returns a function that adds the IP family to the error of an unreadable part of the kernel's
+/// state.
 fn unreadable(family: IpFamily) -> impl Fn(Unreadable) -> anyhow::Error {
     move |unreadable| anyhow::anyhow!("{family}: {unreadable}")
 }

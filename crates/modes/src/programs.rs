@@ -1,5 +1,5 @@
-//! Finds the iptables programs of this node when a mode first needs such a program. So a mode that
-//! needs none of these programs also starts on a node without them.
+//! Finds the iptables programs of this node when a mode first needs one. So a mode that needs none
+//! also starts on a node without these programs.
 
 use std::cell::OnceCell;
 
@@ -9,16 +9,16 @@ use tracing::debug;
 use super::families::Access;
 use super::settings::Settings;
 
-/// Finder of the iptables programs on this node. It searches at the first use.
+/// The iptables programs of this node, found at the first use.
 pub struct Programs {
-    /// Backend in `--iptables-backend`, or `None` if the daemon chooses the backend.
+    /// Backend that `--iptables-backend` names, or `None` for `auto`.
     forced: Option<Backend>,
     access: Access,
     chosen: OnceCell<Iptables>,
 }
 
 impl Programs {
-    /// Prepares the search for programs, which begins when a mode first needs one.
+    /// Stores the settings for the search for programs, which begins when a mode first needs one.
     pub fn new(settings: &Settings, access: Access) -> Self {
         Self {
             forced: settings.shared.iptables_backend.forced(),
@@ -27,12 +27,12 @@ impl Programs {
         }
     }
 
-    /// Chooses the iptables programs at the first call. Later calls return the same programs.
-    /// Blocks.
+    /// Chooses the iptables programs at the first call, and returns the same programs at later
+    /// calls. Blocks.
     ///
-    /// - With write access, loads missing kernel modules: those in `modules`, and those of
+    /// - With write access, may load missing kernel modules: those in `modules`, and those of
     ///   iptables.
-    /// - With read access, changes nothing.
+    /// - With read access, changes nothing in the kernel.
     ///
     /// # Errors
     ///
@@ -49,8 +49,8 @@ impl Programs {
         Ok(self.chosen.get_or_init(|| chosen).clone())
     }
 
-    /// Returns all installed iptables programs. The chosen programs come first. Returns an empty
-    /// list if the programs do not report their versions.
+    /// Returns all installed iptables programs, the chosen ones first. Returns an empty list if no
+    /// programs were chosen and the installed ones do not report their versions.
     pub(super) fn installed(&self) -> Vec<Iptables> {
         match self.chosen.get() {
             Some(used) => [used.clone()]

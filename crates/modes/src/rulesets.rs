@@ -1,11 +1,11 @@
-//! Notifies a mode if another program has changed the mode's nftables table.
+//! Notifies a mode of changes that other programs make to its nftables tables.
 //!
 //! ```text
 //!   kernel ─BPF: not by this process─▶ Subscription ─▶ Notice::Ruleset ─▶ the family's mode
 //! ```
 //!
-//! Each table has its own subscription. Subscriptions ignore changes that were made through sockets
-//! of this process.
+//! Each table has its own subscription. A subscription ignores transactions through sockets of this
+//! process.
 
 use std::io;
 use std::sync::Arc;
@@ -21,10 +21,10 @@ use tracing::{debug, warn};
 /// Size of a subscription's receive buffer, in bytes.
 const ROOM_BYTES: usize = 1 << 20;
 
-/// A stream of the kernel's notifications, each with its family.
+/// A stream of notices, each with the IP family of the mode that gets it.
 pub type Notices = BoxStream<'static, (IpFamily, Notice)>;
 
-/// Opens a subscription to nftables changes.
+/// Opens a subscription to the kernel's nftables notifications.
 ///
 /// # Errors
 ///
@@ -33,16 +33,17 @@ pub(super) fn subscribe() -> io::Result<Arc<Subscription>> {
     Subscription::open(ROOM_BYTES).map(Arc::new)
 }
 
-/// Makes a subscription ignore the transactions of this process. If the kernel cannot filter out
-/// these transactions, each of them causes a notification, and the mode then reads its table again.
+/// Makes a subscription ignore transactions of this process. If the kernel cannot filter them out,
+/// each one causes a notification, and the mode reads its table again.
 pub(super) fn leave_out(own: &OwnSockets, of: &Arc<Subscription>) {
     if let Err(error) = own.leave_out_of(Arc::clone(of)) {
         warn!(%error, "the kernel cannot filter out our own nftables changes: the table is read after each write");
     }
 }
 
-/// Returns a stream of notices that another program may have changed `table`. The caller must run
-/// in a tokio runtime. If the subscription fails, the stream logs the error and ends.
+/// Returns a stream with one notice for each transaction in which another program may have changed
+/// `table`. The caller must run in a tokio runtime. If the subscription fails, the stream logs the
+/// error and ends.
 pub(super) fn follow(
     family: IpFamily,
     table: &'static str,
@@ -79,8 +80,8 @@ pub(super) fn follow(
     Ok(notices.boxed())
 }
 
-/// Subscribes to the nftables tables of `mode` in each of the families. Each table has its own
-/// subscription.
+/// Subscribes to all nftables tables of `mode` in each IP family, with one subscription for each
+/// table.
 pub(super) fn follow_all(
     mode: &'static Footprint,
     families: impl Iterator<Item = IpFamily>,
@@ -106,18 +107,18 @@ async fn receive(socket: &AsyncFd<Arc<Subscription>>) -> io::Result<Vec<Event>> 
     }
 }
 
-/// State of the events that a subscription has received about one table.
+/// State of the nf_tables events that a subscription has received about one table.
 #[derive(Debug)]
 struct TableEvents {
     family: IpFamily,
     table: &'static str,
-    /// True if an event of the current transaction has reported a change to the table.
+    /// True if an event of the current, unfinished transaction reports a change of the table.
     is_touched: bool,
 }
 
 impl TableEvents {
-    /// Returns true if another program may have changed the table. Decides this at the end of a
-    /// transaction, because several calls may receive the events of one transaction.
+    /// Returns true if `events` end a transaction in which another program may have changed the
+    /// table. The events of one transaction may arrive in several calls.
     fn is_news(&mut self, events: &[Event]) -> bool {
         let family = Family::from(self.family);
         let mut is_news = false;
@@ -173,8 +174,8 @@ mod tests {
         assert!(!tells(touched(Family::Ip6, "kube-proxy")));
         assert!(!tells(touched(Family::Ip, "filter")));
         assert!(tells(Event::Lost));
-        // The events of one transaction may arrive in two messages. The message with the
-        // transaction's end makes `is_news` return true, and resets the state.
+        // The events of one transaction may arrive in two calls. The call with the transaction's
+        // end returns true and resets the state.
         let mut heard = heard();
         assert!(!heard.is_news(&[touched(Family::Ip, "kube-proxy")]));
         assert!(heard.is_news(&[by("nft")]));

@@ -1,8 +1,8 @@
-//! Settings of the modes, read from flags: settings that all modes share, and a part for each mode.
+//! Settings of the modes, read from flags: those that all modes share, and a part for each mode.
 //!
-//! Equal settings open equal modes. So after a change to the configuration file, the daemon reopens
-//! the modes only if the settings differ. The flags of all modes are checked, not only those of the
-//! chosen mode.
+//! With equal settings, the daemon opens a mode in the same way. So after a change of the
+//! configuration file, it opens the mode again only if the settings differ. Invalid flags of other
+//! modes are errors as well.
 
 use super::iptables::settings as iptables;
 use super::ipvs::settings as ipvs;
@@ -10,7 +10,7 @@ use super::nftables::settings as nftables;
 use super::shared::Shared;
 use super::userspace::settings as userspace;
 
-/// Settings of the modes. Two values are equal if the chosen mode behaves the same with both.
+/// Settings of all modes. Two values are equal if the chosen mode behaves the same with both.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// The mode that `--proxy-mode` names.
@@ -30,14 +30,14 @@ pub struct Settings {
 /// Value of `--proxy-mode`: one of the modes in this build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ProxyMode {
-    /// Rules of iptables. As in upstream on Linux, an empty value chooses this mode. So a node
-    /// keeps its data plane if an operator replaces upstream's image by this program's image.
+    /// iptables rules. As in upstream on Linux, an empty `--proxy-mode` chooses this mode. So a
+    /// node keeps its data plane if an operator replaces upstream's image by this program's image.
     #[default]
     Iptables,
-    /// Virtual servers of IPVS, with a shim of rules.
+    /// IPVS virtual servers, with additional rules (the shim).
     Ipvs,
-    /// One nftables table for each IP family.
+    /// Rules in one nftables table for each IP family.
     Nftables,
-    /// A relay in this process, to which rules redirect packets.
+    /// A relay in this process, to which rules redirect the packets.
     Userspace,
 }

@@ -13,7 +13,7 @@ use proxy::{IpFamily, NodePortAddresses};
 
 use super::detect_local::DetectLocal;
 
-/// Value of `--nodeport-addresses` that selects the node's own IP.
+/// Value of `--nodeport-addresses` that selects the node's primary IP of each family.
 pub const PRIMARY: &str = "primary";
 /// Value of `--nodeport-addresses` that selects loopback addresses.
 const LOCALHOST: &str = "localhost";
@@ -32,32 +32,32 @@ const BACKENDS: [(&str, IptablesBackend); 3] = [
 /// Settings that apply to every mode.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shared {
-    /// Address in `--bind-address`. Its family is the primary family. If the address is unspecified
-    /// (`0.0.0.0`, `::`), the node's IP is the address of the Node object.
+    /// Address in `--bind-address`, which decides the primary IP family. If it is unspecified
+    /// (`0.0.0.0`, `::`), the node's IP is the address in the Node object.
     pub bind_address: IpAddr,
-    /// Method of detecting traffic from pods of this node.
+    /// Method by which rules recognise traffic from pods of this node.
     pub detect_local: DetectLocal,
     /// Addresses that serve NodePorts (`--nodeport-addresses`).
     pub node_port_addresses: NodePortAddresses,
-    /// True if the rules masquerade all traffic to cluster IPs. For IPVS and iptables mode.
+    /// True if the rules masquerade all traffic to cluster IPs. Used by iptables and IPVS mode.
     pub masquerade_all: bool,
-    /// Number of the packet mark's bit for masquerading, 0 to 31. For IPVS and iptables mode.
+    /// Index (0 to 31) of the packet mark's bit for masquerading, in iptables and IPVS mode.
     pub masquerade_bit: u8,
     /// Backend of the iptables programs, as `--iptables-backend` selects it.
     pub iptables_backend: IptablesBackend,
-    /// Networks whose virtual servers belong to other programs and are kept
-    /// (`--ipvs-exclude-cidrs`). IPVS mode uses this setting. A mode that removes the entries of an
-    /// earlier IPVS mode uses it, too.
+    /// Networks in which virtual servers belong to other programs (`--ipvs-exclude-cidrs`). IPVS
+    /// mode keeps these virtual servers, and so does a mode that removes an earlier IPVS mode's
+    /// entries.
     pub exclude_cidrs: Vec<IpNet>,
-    /// Longest time between two comparisons of the kernel with the wanted state. Above zero.
+    /// Longest time between two comparisons of the kernel's entries with the wanted entries. Never
+    /// zero.
     pub sync_period: Duration,
 }
 
 /// Value of `--iptables-backend`: a choice of iptables programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IptablesBackend {
-    /// The backend that the node already uses. If the node uses none yet, a backend that works on
-    /// the node.
+    /// The backend that the node already uses or, if it uses none yet, a backend that works on it.
     Auto,
     /// The legacy backend, with `iptables-legacy-restore` and its related programs.
     Legacy,
@@ -77,8 +77,8 @@ impl IptablesBackend {
 }
 
 impl Shared {
-    /// Reads the settings from flags. `sync_period` is the sync period of the chosen mode.
-    /// `node_ports` are the addresses that serve NodePorts if `--nodeport-addresses` is empty.
+    /// Reads the settings from flags. `sync_period` belongs to the chosen mode. `node_ports`
+    /// selects the NodePort addresses if `--nodeport-addresses` is empty.
     pub(super) fn read(
         flags: &Flags,
         sync_period: Duration,
@@ -96,21 +96,20 @@ impl Shared {
         })
     }
 
-    /// Returns the packet mark for masquerading: a number in which only the bit `masquerade_bit` is
-    /// set.
+    /// Returns the packet mark for masquerading, in which only the bit `masquerade_bit` is set.
     pub(super) fn masquerade_mark(&self) -> u32 {
         1 << self.masquerade_bit
     }
 
-    /// Returns the address in `--bind-address` if it is a specific address (not `0.0.0.0` or `::`)
-    /// of the family `family`.
+    /// Returns the address in `--bind-address` if it is a specific address of `family`, not
+    /// `0.0.0.0` or `::`.
     pub(super) fn node_ip(&self, family: IpFamily) -> Option<IpAddr> {
         let bind = self.bind_address;
         (!bind.is_unspecified() && IpFamily::of(bind) == family).then_some(bind)
     }
 }
 
-/// Checks the number of a mark bit that `flag` has set.
+/// Checks that `number`, the value of `flag`, is the index of a packet mark's bit.
 pub(super) fn mark_bit(flag: &'static str, number: i32) -> Result<u8, UnusableFlag> {
     match u8::try_from(number) {
         Ok(bit @ 0..=31) => Ok(bit),

@@ -1,6 +1,5 @@
-//! Kernel settings below /proc/sys and /sys: a type for tables of settings, the code that writes
-//! them, and the settings of connection tracking. The module of each mode defines the settings of
-//! that mode.
+//! Kernel settings (sysctls) below /proc/sys and /sys: their type, the code that writes them, and
+//! those of connection tracking. The module of each mode defines the mode's own settings.
 
 pub mod apply;
 pub mod conntrack;

@@ -22,7 +22,7 @@ use crate::metrics::relay::RelayMetrics;
 use crate::sysctl::row::WantedSetting;
 use opened::{Redirector, Userspace};
 
-/// Kernel modules that the mode's rules need.
+/// Kernel modules that only the variant with nf_tables needs.
 const MODULES: &[&str] = &["nf_tables", "nft_redir"];
 
 /// Zero-sized type that implements [`Definition`] for userspace mode.
@@ -34,8 +34,8 @@ impl Definition for UserspaceMode {
     }
 
     fn fields(&self) -> &'static [&'static str] {
-        // The configuration file has no section for userspace mode. Like upstream up to Kubernetes
-        // 1.25, the mode reads the section of iptables mode.
+        // The configuration file has no section for userspace mode, so the mode reads the section
+        // of iptables mode, as upstream did until Kubernetes 1.25.
         &[
             "iptables.localhostNodePorts",
             "iptables.minSyncPeriod",
@@ -87,8 +87,8 @@ impl Definition for UserspaceMode {
         settings.shared.iptables_backend.forced().is_some()
     }
 
-    /// Returns no settings. The relay itself sends the packets, from the node's address, so the
-    /// kernel forwards none.
+    /// Returns no settings. The kernel forwards no packets for this mode, because the relay itself
+    /// sends them, from the node's address.
     fn sysctls(&self, _: Option<&Facts<'_>>) -> Vec<WantedSetting> {
         Vec::new()
     }

@@ -54,7 +54,7 @@ impl World {
         }));
     }
 
-    /// Runs the mode until it has no more work. Returns the sum of all reports.
+    /// Runs the mode until it has no more work. Returns one report with the content of all reports.
     fn settle(&mut self) -> Report {
         fixtures::settle(&mut self.mode, &self.model, self.now)
     }

@@ -1,5 +1,5 @@
-//! A minimal mode. The daemon's tests also include this file. These tests show that the daemon
-//! needs no special code to show, explain, diff and clean up the entries of a mode.
+//! A minimal mode for tests of the engine. The daemon's tests also include this file, to show that
+//! the daemon needs no code of its own to show, explain, diff and clean up a mode's entries.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -34,7 +34,7 @@ impl engine::Lane for Sockets {
     const ALL: &'static [Self] = &[Self];
 }
 
-/// Sockets to open (`true`) or to close (`false`).
+/// A plan: sockets to open (`true`) or to close (`false`).
 pub(crate) type Plan = BTreeMap<SocketAddr, bool>;
 
 pub(crate) struct NoFlags;
@@ -54,7 +54,7 @@ impl engine::Kinds for Kinds {
     type Plan = Plan;
 }
 
-/// The minimal mode: the sockets that each Service wants, and the sockets that are open.
+/// The minimal mode: a table of wanted and open sockets, and the owners of each Service's entries.
 #[derive(Default)]
 pub(crate) struct Userspace {
     open: Table<SocketAddr, (), Arc<Owner>>,
@@ -194,8 +194,8 @@ impl engine::Scheme for Userspace {
     fn take(&mut self, _: &mut State<Kinds>, (): ()) {}
 }
 
-/// A fake kernel: its open sockets, the sockets that it refuses to open, and whether its addresses
-/// are readable.
+/// A fake kernel: its open sockets, the sockets that it refuses to open, and a switch that makes
+/// its addresses unreadable.
 #[derive(Default)]
 pub(crate) struct Node {
     pub(crate) open: BTreeSet<SocketAddr>,

@@ -1,4 +1,5 @@
-//! Compares chains in the output of `iptables-save` with chains that a restore would write.
+//! Compares chains in the output of `iptables-save` with the chains that `iptables-restore` would
+//! write.
 
 use std::collections::{HashMap, HashSet};
 
@@ -36,7 +37,7 @@ impl Chains {
         chains
     }
 
-    /// Returns the change that a write of `chain` makes: the rules that it adds and removes.
+    /// Returns the difference that a write of `chain` makes: each rule that it adds or removes.
     pub(super) fn change(&self, of: IpFamily, chain: WrittenChain, line: String) -> Change {
         let WrittenChain {
             table,

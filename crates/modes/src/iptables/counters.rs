@@ -1,5 +1,5 @@
-//! Reads the connection counters in the rules of iptables mode. Each read starts one process for
-//! each family, which prints all rules of the table nat.
+//! Reads the connection counters in the rules of iptables mode. Each read runs `iptables-save` once
+//! for each IP family, to print all rules of the table nat.
 
 use std::collections::HashSet;
 
@@ -10,7 +10,7 @@ use proxy_iptables::{CounterReader, PortConnections, ServedAddress};
 
 use service_counters::{At, Count, CounterSample, CounterSelection, ReadCounters};
 
-/// A reader of packet counters that runs `iptables-save`.
+/// A reader of connection counters that runs `iptables-save`.
 pub(super) struct RuleCounters {
     pub(super) iptables: Iptables,
     pub(super) families: Vec<IpFamily>,
@@ -62,8 +62,8 @@ fn tell(
             count(*connections),
         ));
     }
-    // Prefers an address with a cluster IP or external IP, because the address of a NodePort is
-    // unspecified (`0.0.0.0`). If the port has only NodePort addresses, takes the first address.
+    // Reports endpoints under a cluster IP or external IP, because the address of a NodePort is
+    // unspecified (`0.0.0.0`). If the port has only NodePort addresses, takes the first of them.
     let mut own = port.addresses.iter().map(|(served, _)| served);
     let first = own.clone().next();
     let own = own

@@ -34,7 +34,7 @@ impl ModeLabels for RuleMetrics {
             "Cumulative proxy iptables partial restore failures",
             self.failed_partial_restores.clone(),
         );
-        // This metric is a gauge although its name looks like a counter's.
+        // Although its name ends in `_total`, this metric is a gauge, as in upstream.
         rows.add(
             "ALPHA",
             "kubeproxy_sync_proxy_rules_iptables_total",

@@ -1,5 +1,5 @@
-//! Reads the nfacct counters of the rules of iptables mode. If the kernel lacks nfacct, the metrics
-//! are absent.
+//! Reads the nfacct counters of the rules of iptables mode. Without nfacct in the kernel, the
+//! metrics are absent.
 
 use std::fmt;
 
@@ -12,7 +12,8 @@ use proxy_iptables::{Counter, NfacctSocket};
 #[derive(Debug)]
 pub(super) struct Counters;
 
-/// nfacct counters, each with the name of its metric and its help. The encoder appends `_total`.
+/// The nfacct counters, each with its metric's name and help. The encoder appends `_total` to the
+/// name.
 const ROWS: [(Counter, &str, &str); 2] = [
     (
         Counter::InvalidDropped,

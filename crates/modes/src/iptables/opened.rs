@@ -23,12 +23,11 @@ use crate::footprints;
 use crate::preview::{Change, PlanPreview, Preview};
 use crate::settings::Settings;
 
-/// Kernel setting for TCP segments outside of the window. If the setting is on, connection tracking
-/// treats such segments as valid. If the setting is off, such segments are INVALID.
+/// The sysctl that makes connection tracking accept TCP segments outside of the window. If it is
+/// off, such segments have the state INVALID.
 const BE_LIBERAL: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
 
-/// The iptables programs, opened for each family of the node, before the first read or write of
-/// rules.
+/// The iptables programs, and a worker thread for each IP family that the node can serve.
 pub(super) struct Rules {
     iptables: Iptables,
     families: Families<IptablesKernel>,
@@ -92,8 +91,8 @@ impl IntoProxiers for Rules {
     async fn preview(self, start: &Start<'_>, told: &Changes) -> Result<Preview> {
         let mut preview = Preview::default();
         let iptables = self.iptables.clone();
-        // Parses the output of `iptables-save` immediately, and then drops the output, because it
-        // may be large.
+        // Parses the output of `iptables-save` at once, so that the text, which may be large, is
+        // freed.
         let there = |family| {
             let saved = iptables.save(family).ok();
             saved.map(|saved| Chains::of(&saved))
@@ -152,7 +151,7 @@ impl OpenedKernel for Rules {
     }
 }
 
-/// Reports whether rules of a family can have nfacct counters. With write access, writes a test
+/// Reports whether rules of `family` can have nfacct counters. With write access, writes a test
 /// rule. With read access, searches the existing rules for such a counter.
 fn counts(family: IpFamily, iptables: &Iptables, access: Access) -> bool {
     match access {

@@ -7,10 +7,10 @@ use crate::shared::Shared;
 /// Settings that only iptables mode has.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// True to serve NodePorts on 127.0.0.1.
+    /// True if `--iptables-localhost-nodeports` asks for NodePorts on 127.0.0.1.
     pub localhost_node_ports: bool,
-    /// True if connection tracking treats TCP segments outside of the window as valid. One of the
-    /// mode's rules depends on this setting.
+    /// Value of `--conntrack-tcp-be-liberal`. If true, connection tracking accepts TCP segments
+    /// outside of the window, so the mode omits its rule against INVALID packets.
     pub tcp_be_liberal: bool,
 }
 
@@ -22,7 +22,7 @@ impl Settings {
         }
     }
 
-    /// Reports whether the mode serves NodePorts on 127.0.0.1. Two conditions must hold:
+    /// Reports whether the mode serves NodePorts on 127.0.0.1: the flag
     /// `--iptables-localhost-nodeports` is set, and `--nodeport-addresses` includes 127.0.0.1.
     pub(super) fn serves_localhost(&self, shared: &Shared) -> bool {
         self.localhost_node_ports && shared.node_port_addresses.has_localhost()

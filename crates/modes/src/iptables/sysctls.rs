@@ -2,14 +2,14 @@
 
 use crate::sysctl::row::{End, Need, Rows, SysctlRow};
 
-/// Inputs from which the wanted values of the settings are computed.
+/// Inputs from which iptables mode computes the values of its kernel settings.
 pub(super) struct Context {
     pub(super) serves_localhost: bool,
 }
 
 pub(super) static ROWS: &Rows<Context> = &[
-    // This setting makes the kernel route packets from 127.0.0.1 to pods, and accept the replies.
-    // Rules of the mode drop packets of other hosts to 127.0.0.0/8 (kubernetes/kubernetes#90259).
+    // Makes the kernel route packets from 127.0.0.1 to pods, and accept the replies. Rules of the
+    // mode drop other hosts' packets to 127.0.0.0/8 (kubernetes/kubernetes#90259).
     (
         SysctlRow {
             need: Need::Part {
@@ -28,7 +28,7 @@ pub(super) static ROWS: &Rows<Context> = &[
 
 const ROUTE_LOCALNET: &str = "proc/sys/net/ipv4/conf/all/route_localnet";
 
-/// Reports whether NodePorts on 127.0.0.1 need the setting `row`.
+/// Reports whether `row` is the setting that NodePorts on 127.0.0.1 need.
 pub(super) fn is_for_localhost(row: &SysctlRow) -> bool {
     row.path == ROUTE_LOCALNET
 }

@@ -1,8 +1,8 @@
 //! Reads the 64-bit counters of IPVS virtual servers and destinations.
 //!
-//! One dump returns all virtual servers, without their destinations. To read destinations, this
-//! module requests a further dump for each virtual server. A socket handles one dump at a time, and
-//! each dump takes three system calls.
+//! One dump returns all virtual servers, without their destinations. Each virtual server needs a
+//! further dump for its destinations. A socket handles one dump at a time, and each dump takes
+//! three system calls.
 //!
 //! In the lab, where system calls are slow, a read of 50,000 virtual servers with two destinations
 //! each takes 1.2 s. The dump of all virtual servers takes 0.8 s of this time (`cargo run -p
@@ -18,18 +18,18 @@ use proxy_ipvs::MarkAddresses;
 
 use service_counters::{At, Count, CounterSample, CounterSelection, ReadCounters};
 
-/// A reader of the counters, through its own socket.
+/// A reader of IPVS counters, with its own netlink socket.
 #[derive(Debug, Default)]
 pub(super) struct IpvsCounters {
     /// Socket, opened by the first read.
     ipvs: Option<Ipvs>,
-    /// Service addresses of the Services that have a packet mark.
+    /// Service address that each fwmark stands for.
     marks: MarkAddresses,
 }
 
 impl IpvsCounters {
-    /// Creates a reader that also reads the virtual servers of packet marks. The reader adds their
-    /// connections to the service address that `marks` has for the mark.
+    /// Creates a reader that also reads fwmark virtual servers. It adds their connections to the
+    /// service address that `marks` has for the fwmark.
     pub(super) fn with_marks(marks: MarkAddresses) -> Self {
         Self { ipvs: None, marks }
     }
@@ -56,15 +56,15 @@ impl ReadCounters for IpvsCounters {
     }
 }
 
-/// Virtual servers of one service address: the virtual server at the address itself, and the
-/// virtual servers of its packet marks.
+/// Virtual servers that serve one service address: one with this address, and others that have only
+/// an fwmark.
 #[derive(Debug, Default)]
 struct AddressServers<'a> {
     at_address: Option<&'a ServiceEntry>,
     by_mark: Vec<&'a ServiceEntry>,
 }
 
-/// Extent of a read: only virtual servers, or also their destinations.
+/// Extent of a read: only virtual servers, or their destinations as well.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Depth {
     Servers,
@@ -122,9 +122,9 @@ fn tell(
     Ok(())
 }
 
-/// Passes the counters of each destination of a service address, and then the counters of the
-/// address itself, to `take`. Each count is the sum over all virtual servers of this address. If
-/// several virtual servers have the same destination, `take` gets one sample for this destination.
+/// Passes to `take` the counters of each destination of a service address, then the counters of the
+/// address itself. Each count is a sum over all virtual servers of the address, so each destination
+/// has one sample.
 fn tell_place(
     ipvs: &mut Ipvs,
     at: At,
@@ -154,8 +154,8 @@ fn tell_place(
     Ok(())
 }
 
-/// Returns the counters of a virtual server, and the counters of its destinations if `depth`
-/// includes them.
+/// Returns the counters of a virtual server. With [`Depth::Destinations`], also returns its
+/// destinations, and sums up their connections.
 fn counted(
     ipvs: &mut Ipvs,
     entry: &ServiceEntry,
@@ -181,8 +181,8 @@ fn counted(
     Ok((whole, destinations))
 }
 
-/// Returns the address and port of a virtual server. Returns `None` for a firewall mark, and for a
-/// protocol that Services cannot have.
+/// Returns the address, port and protocol of a virtual server. Returns `None` for an fwmark virtual
+/// server, and for a protocol that Services cannot have.
 fn at(key: &ServiceKey) -> Option<At> {
     let ServiceKey::Address {
         protocol,

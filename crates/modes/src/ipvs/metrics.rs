@@ -15,11 +15,11 @@ use crate::metrics::restores::FailedRestores;
 use crate::metrics::rows::Rows;
 use crate::metrics::{ModeLabels, SyncExtent};
 
-/// Metrics of IPVS mode.
+/// Handles of the metrics of IPVS mode.
 #[derive(Debug)]
 pub(super) struct IpvsMetrics {
     restores: FailedRestores,
-    /// Root directory of the kernel's files.
+    /// Directory with `proc` in it: `/`, or a test's directory.
     root: PathBuf,
 }
 
@@ -57,14 +57,14 @@ impl ModeLabels for IpvsMetrics {
     }
 }
 
-/// Gauges of the IPVS tables, which each scrape reads from the kernel. Absent if the kernel does
-/// not report the values.
+/// Gauges of the sizes of the IPVS tables, read from the kernel at each scrape. A gauge is absent
+/// if the kernel does not report its value.
 #[derive(Debug)]
 struct TableGauges {
     root: PathBuf,
 }
 
-/// A gauge: its name, its help, and its value.
+/// A gauge: its name, its help, and the function that takes its value from the IPVS tables.
 type Row = (&'static str, &'static str, fn(&Tables) -> Option<u64>);
 
 const ROWS: &[Row] = &[
@@ -139,7 +139,7 @@ mod tests {
         page
     }
 
-    /// The files of this test are copies from Linux 7.2.7.
+    /// The texts of this test are copies of /proc files of Linux 7.2.7.
     #[test]
     fn ipvs_table_sizes_are_gauges_if_the_kernel_exposes_them() {
         let root = std::env::temp_dir().join(format!("ipvs-tables-{}", std::process::id()));
@@ -166,7 +166,7 @@ mod tests {
         ] {
             assert!(page.lines().any(|told| told == line), "{line}: {page}");
         }
-        // An unreadable file does not affect other metrics.
+        // A file that cannot be parsed removes only the metrics of IPVS tables from the page.
         write("proc/thread-self/net/ip_vs_status", "Conns:\tmany\n");
         let page = scraped(&root);
         assert!(!page.contains("kubeproxy_ipvs_connections"), "{page}");

@@ -1,4 +1,4 @@
-//! The kernel's IPVS, opened for IPVS mode.
+//! Opens the kernel's IPVS for IPVS mode.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -28,17 +28,17 @@ use crate::rulesets::{Notices, follow_all};
 use crate::settings::Settings;
 use crate::sysctl::setting::Setting;
 
-/// Interval between counts of virtual servers. The daemon counts, because the kernel sends no
-/// notification if `ipvsadm -C` deletes all virtual servers. A count takes one system call.
+/// Interval between two counts of the virtual servers. The count detects `ipvsadm -C`, because IPVS
+/// sends no notification. It takes one system call.
 const GLANCE_PERIOD: Duration = Duration::from_secs(2);
 
-/// The kernel's IPVS and the rules of the shim, opened for IPVS mode.
+/// The kernel's IPVS and the shim's rules, with a worker thread for each IP family.
 pub(super) struct Ipvs {
     shim: ChosenShim,
-    /// Sockets of this process that write to nftables.
+    /// The nftables sockets of this process, whose transactions are no drift.
     written: Arc<OwnSockets>,
     families: Families<NetlinkKernel>,
-    /// Service addresses of each packet mark, for the counters.
+    /// Service address that each fwmark stands for, for the counters.
     marks: MarkAddresses,
 }
 
@@ -46,8 +46,8 @@ impl Ipvs {
     pub(super) fn open(settings: &Settings, shim: ChosenShim, access: Access) -> Result<Self> {
         let vip_mode = settings.ipvs.vip_mode;
         let is_exact = settings.ipvs.semantics.is_exact();
-        // If a family is disabled on a link, the link cannot have addresses of this family. If the
-        // link does not exist yet, the setting `default` applies.
+        // The family is unusable if it is disabled on the link `kube-ipvs0`, because the link then
+        // cannot have its addresses. If the link does not exist yet, the setting `default` applies.
         let is_off = |family| {
             let of_link = is_disabled(family, "kube-ipvs0");
             of_link.or_else(|| is_disabled(family, "default")) == Some(true)
@@ -89,7 +89,7 @@ impl Ipvs {
         )
     }
 
-    /// Returns the IPVS timeouts that differ from the wanted timeouts.
+    /// Returns the IPVS timeouts whose current value differs from the flags, with both values.
     async fn pending_timeouts(&self, wanted: Timeouts) -> Result<Vec<Setting>> {
         let Some((_, kernel)) = self.families.opened.first() else {
             return Ok(Vec::new());
@@ -107,7 +107,8 @@ impl Ipvs {
             .into_iter()
             .zip(found)
             .filter(|((_, wanted), found)| {
-                // The kernel stores whole seconds. Zero leaves its value unchanged.
+                // The kernel stores whole seconds. A wanted value below one second leaves the
+                // kernel's value unchanged.
                 wanted.as_secs() > 0 && wanted.as_secs() != found.as_secs()
             });
         Ok(differing
@@ -146,8 +147,8 @@ impl Ipvs {
                 })
             };
             let rules = further("rules")?;
-            // Starts to read the rules in the background, so that the first comparison finds them
-            // already read.
+            // Starts to read the rules in the background, so that the first comparison need not
+            // wait for them.
             drop(rules.call(NetlinkKernel::read_ahead));
             let lanes = Lanes::new([services, further("addresses")?, rules, further("reader")?]);
             let facts = start.node_facts(family);
@@ -204,8 +205,8 @@ impl OpenedKernel for Ipvs {
         &self.families.left_out
     }
 
-    /// Returns `None`, because IPVS mode itself removes the entries of other modes, in the order in
-    /// which it replaces them.
+    /// Returns `None`: IPVS mode removes the entries of other modes itself, in the order in which
+    /// it replaces them.
     fn serving(&self) -> Option<ServingMode> {
         None
     }
@@ -258,8 +259,8 @@ impl OpenedKernel for Ipvs {
     }
 }
 
-/// Returns the error that would end a start if the kernel lacks the scheduler in
-/// `--ipvs-scheduler`. Returns `None` if the kernel has this scheduler.
+/// Returns the error with which a start would end because the kernel lacks the scheduler in
+/// `--ipvs-scheduler`. Returns `None` if the kernel has it.
 pub fn foresee_scheduler(settings: &Settings) -> Option<String> {
     let lack = proxy_ipvs::foresee_scheduler(&settings.ipvs.scheduler)?;
     Some(format!(
@@ -267,8 +268,8 @@ pub fn foresee_scheduler(settings: &Settings) -> Option<String> {
     ))
 }
 
-/// Returns the schedulers that Services name, each with an error if the kernel lacks the scheduler.
-/// Writes nothing.
+/// Returns the schedulers that Services name in their options, each with an error if the kernel
+/// lacks it. Writes nothing.
 fn foreseen_schedulers(model: &Model) -> Vec<(Scheduler, Result<(), String>)> {
     let named = model.services_with_options();
     let named: BTreeSet<Scheduler> = named.filter_map(|(_, of)| of.scheduler).collect();
@@ -301,8 +302,8 @@ fn config(start: &Start<'_>, family: IpFamily, shim: &ChosenShim) -> Config {
     }
 }
 
-/// Returns the changes in a plan, one for each write. `entry` returns the name of the entry that a
-/// write changes.
+/// Returns the changes that a plan makes: one for each changed rule, and one for each other write.
+/// `entry` returns the name of the entry that a write changes.
 fn plan_changes(
     of: IpFamily,
     plan: &Plan,
@@ -328,7 +329,7 @@ fn plan_changes(
     plan.ops.iter().flat_map(told).collect()
 }
 
-/// Returns the name of the lane (worker thread) that makes a write.
+/// Returns the name of the lane (worker thread) that writes `op`.
 fn lane(op: &Op) -> &'static str {
     match op.part() {
         OfKernel::Servers | OfKernel::Sets => "services",

@@ -27,10 +27,10 @@ const VIP_MODES: [(&str, VipMode); 3] = [
     (RANGE, VipMode::Range),
 ];
 
-/// Value of `--ipvs-vip-mode` for which the source watches ServiceCIDRs.
+/// Value of `--ipvs-vip-mode` with which the daemon watches ServiceCIDRs.
 pub(super) const RANGE: &str = "range";
 
-/// Allowed values of `--ipvs-semantics`, each with true if the semantics are exact.
+/// Allowed values of `--ipvs-semantics`, each with a flag that is true for exact semantics.
 const SEMANTICS: [(&str, bool); 2] = [("upstream", false), ("exact", true)];
 
 /// Settings that only IPVS mode has.
@@ -40,15 +40,18 @@ pub struct Settings {
     pub scheduler: String,
     /// Timeouts of IPVS connections (`--ipvs-tcp-timeout` and similar flags).
     pub timeouts: Timeouts,
-    /// Shim: the rules that IPVS mode needs besides IPVS itself.
+    /// Choice of the shim: the rules that IPVS mode needs besides virtual servers.
     pub shim: ShimChoice,
-    /// Time after which a removed endpoint loses its TCP connections, or `None` for no limit.
+    /// Longest time for which TCP connections to a removed endpoint may continue, or `None` for no
+    /// limit.
     pub drain_timeout: Option<Duration>,
-    /// Means by which the link `kube-ipvs0` makes service addresses local to the node.
+    /// Way in which IPVS mode makes service addresses local to the node, such as addresses or
+    /// routes of `kube-ipvs0`.
     pub vip_mode: VipMode,
-    /// Networks of service addresses, in case the API server has no ServiceCIDRs.
+    /// Networks of service addresses (`--ipvs-service-cidrs`), in case the API server has no
+    /// ServiceCIDRs.
     pub service_cidrs: Vec<IpNet>,
-    /// Semantics: the rules by which IPVS mode chooses endpoints and source addresses.
+    /// Rules by which IPVS mode chooses endpoints and source addresses: upstream's, or exact ones.
     pub semantics: Semantics,
     /// True if the node replies to `ping` at service addresses.
     pub answers_ping: bool,
@@ -57,11 +60,11 @@ pub struct Settings {
 /// Timeouts of IPVS connections. Zero leaves the kernel's value unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Timeouts {
-    /// Time after which IPVS forgets an idle TCP connection.
+    /// Time after which IPVS expires an idle TCP connection.
     pub tcp: Duration,
-    /// Time after which IPVS forgets a TCP connection that has received a FIN.
+    /// Time after which IPVS expires a TCP connection that has received a FIN.
     pub tcp_fin: Duration,
-    /// Time after which IPVS forgets an idle UDP flow.
+    /// Time after which IPVS expires an idle UDP flow.
     pub udp: Duration,
 }
 
@@ -83,9 +86,8 @@ impl Settings {
                 .then_some(flags.ipvs_drain_timeout),
             service_cidrs: nets("ipvs-service-cidrs", &flags.ipvs_service_cidrs)?,
             vip_mode: match word("ipvs-vip-mode", &flags.ipvs_vip_mode, &VIP_MODES)? {
-                // Exact semantics need routes. If a service address were an address of the node,
-                // the node's own packets to this address would also have this address as their
-                // source.
+                // Exact semantics need routes. If the node had the service address itself, the
+                // kernel would use it as the source of the node's own packets to this address.
                 VipMode::Address if is_exact => VipMode::Route,
                 vip_mode => vip_mode,
             },
@@ -97,7 +99,7 @@ impl Settings {
         })
     }
 
-    /// Returns the networks of service addresses of one family.
+    /// Returns the networks of `--ipvs-service-cidrs` that belong to `family`.
     pub(super) fn service_cidrs(&self, family: IpFamily) -> Vec<IpNet> {
         let nets = self.service_cidrs.iter().copied();
         nets.filter(|net| IpFamily::of(net.addr()) == family)
@@ -134,7 +136,7 @@ fn mark_bits(flags: &Flags, is_exact: bool) -> Result<MarkBits, UnusableFlag> {
 }
 
 fn timeout(flag: &'static str, timeout: Duration) -> Result<Duration, UnusableFlag> {
-    // The kernel multiplies the seconds by HZ (at most 1000), in a signed 32-bit number.
+    // The kernel multiplies the seconds by HZ (at most 1000) in a signed 32-bit integer.
     const MAX: Duration = Duration::from_secs(i32::MAX as u64 / 1000);
     if timeout > MAX {
         return Err(UnusableFlag::new(

@@ -1,5 +1,5 @@
-//! Chooses the shim: the rules that IPVS mode needs besides IPVS. The choice also decides whether
-//! the rules are in iptables or in nftables.
+//! Chooses the shim: the rules that IPVS mode needs besides virtual servers, in iptables or in
+//! nftables.
 
 use anyhow::{Context as _, Result, anyhow};
 use iptables::{Backend, Iptables, IptablesError, SourcePort, Table};
@@ -15,33 +15,33 @@ use crate::settings::Settings;
 /// Value of `--ipvs-shim`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ShimChoice {
-    /// Upstream's shim if its programs and modules work, otherwise the shim in nftables. With exact
-    /// semantics, the order is reversed: the shim in nftables, then upstream's.
+    /// Chooses the shim `upstream` if its programs and modules work, otherwise `nftables`. With
+    /// exact semantics, chooses `nftables` if the kernel has it, otherwise `upstream`.
     #[default]
     Auto,
     /// The shim that `--ipvs-shim` names, even if this node does not support it.
     Fixed(ShimStyle),
 }
 
-/// Shim that this node uses, and the programs or netlink family that write it.
+/// Shim that this node uses, with its carrier: the iptables programs, or nftables.
 #[derive(Debug, Clone)]
 pub(super) struct ChosenShim {
     pub(super) style: ShimStyle,
     pub(super) carrier: Carrier,
 }
 
-/// Match extension `set`, with the first revision that supports `-m set ! --match-set`. The shim's
-/// rules need this match.
+/// Match extension `set` in the shim's rules, with its first revision that exists for both IP
+/// families.
 const SET_MATCH: (&str, u8) = ("set", 1);
 
-/// Table and chain in which Calico's Felix changes packet marks at hook input, in its iptables data
-/// plane.
+/// Table and chain in which Calico's Felix changes packet marks at the hook `input`, with its
+/// iptables data plane.
 const FELIX: (Table, &str) = (Table::Filter, "cali-INPUT");
-/// Table and chain in which Felix changes packet marks at hook input, in its nftables data plane.
+/// Table and chain in which Felix does so with its nftables data plane.
 const FELIX_IN_NFTABLES: (&str, &str) = ("calico", "filter-INPUT");
 
 impl ChosenShim {
-    /// Chooses the shim. Blocks. Loads the modules of IPVS together with those of iptables.
+    /// Chooses the shim. Blocks. Makes the kernel load the modules of IPVS and of iptables.
     pub(super) fn choose(settings: &Settings, programs: &Programs, access: Access) -> Result<Self> {
         let chosen = Self::choose_any(settings, programs, access)?;
         if let Carrier::Iptables(iptables) = &chosen.carrier
@@ -72,8 +72,8 @@ impl ChosenShim {
     }
 
     /// Chooses upstream's shim, unless this node lacks a program or kernel feature that this shim
-    /// needs. Any other failure may be temporary, and must not change the shim of the node. If a
-    /// flag names the iptables backend, always chooses upstream's shim.
+    /// needs. Any other failure may be temporary, so it must not change the shim of the node. If a
+    /// flag sets the iptables backend, upstream's shim is the only choice.
     fn find(settings: &Settings, programs: &Programs, access: Access) -> Result<Self> {
         let chosen = choose_programs(settings, programs);
         if settings.shared.iptables_backend.forced().is_some() {
@@ -102,7 +102,7 @@ impl ChosenShim {
         };
         if !there.any(|family| tried(family).is_ok()) {
             // Neither shim works. Fails if iptables is missing. Otherwise chooses upstream's shim,
-            // because its later error names the missing kernel feature.
+            // because a later check fails with an error that names the missing kernel feature.
             let iptables = iptables.ok_or(reason)?;
             return Ok(Self::of(ShimStyle::Upstream, iptables));
         }
@@ -114,7 +114,7 @@ impl ChosenShim {
         Ok(Self::in_nftables())
     }
 
-    /// Chooses the shim in nftables or, if the kernel lacks nftables, upstream's shim in iptables.
+    /// Chooses the shim in nftables or, if the kernel lacks nf_tables, upstream's shim in iptables.
     /// Any other failure may be temporary, so it does not change the choice.
     fn find_exact(settings: &Settings, programs: &Programs) -> Result<Self> {
         let Some(lack) = lack_of_nftables() else {
@@ -138,7 +138,8 @@ impl ChosenShim {
         }
     }
 
-    /// Checks that the shim of a family can be written or, with read access, read.
+    /// Checks that the node can write the shim's rules for `family` or, with read access, read
+    /// them.
     pub(super) fn check(&self, family: IpFamily, access: Access) -> Result<(), IptablesError> {
         match &self.carrier {
             Carrier::Iptables(iptables) => access.check(iptables, family),
@@ -146,7 +147,7 @@ impl ChosenShim {
         }
     }
 
-    /// Returns the kind of source port that masqueraded flows get.
+    /// Returns how the kernel chooses the source port of a masqueraded flow.
     pub(super) fn source_port(&self) -> SourcePort {
         match &self.carrier {
             Carrier::Iptables(iptables) => iptables.source_port(),
@@ -154,7 +155,8 @@ impl ChosenShim {
         }
     }
 
-    /// Checks that the kernel has the features that the shim needs. Leaves no entry in the kernel.
+    /// Checks that the kernel has the features that the shim needs in `family`. Leaves no entry in
+    /// the kernel.
     pub(super) fn probe(&self, family: IpFamily) -> Result<()> {
         match &self.carrier {
             Carrier::Iptables(iptables) => {
@@ -181,7 +183,8 @@ pub fn mark_conflict(settings: &Settings) -> Option<String> {
     ))
 }
 
-/// Returns the chain in which Felix changes packet marks, or `None` if Felix is not here.
+/// Returns a text that names the chain in which Felix changes packet marks, or `None` if the kernel
+/// has no such chain.
 fn chain_of_felix() -> Option<String> {
     let is_there = |backend: Backend| {
         let mut families = IpFamily::ALL.into_iter();
@@ -203,13 +206,13 @@ fn has_felix(chains: &[(Table, String)]) -> bool {
     chains.any(|(table, name)| (*table, name.as_str()) == FELIX)
 }
 
-/// Returns the error of a kernel without nftables, or `None` if the kernel has nftables.
+/// Returns the error of a kernel without nf_tables, or `None` if the kernel has it.
 fn lack_of_nftables() -> Option<OpenError> {
     let error = proxy_ipvs::check_nftables().err()?;
     error.is_absence().then_some(error)
 }
 
-/// Reports whether this node certainly gets the shim in nftables.
+/// Reports whether this node certainly uses the shim in nftables, without a check of iptables.
 pub(super) fn is_in_nftables(settings: &Settings) -> bool {
     match settings.ipvs.shim {
         ShimChoice::Fixed(style) => style.is_native(),
@@ -226,12 +229,14 @@ fn choose_programs(settings: &Settings, programs: &Programs) -> Result<Iptables,
     programs.choose(&modules)
 }
 
-/// Reports whether iptables is missing: no program is installed, or the kernel lacks every backend.
+/// Reports whether iptables is missing: no program is installed, or the kernel supports neither the
+/// nft nor the legacy backend.
 fn is_absence(error: &IptablesError) -> bool {
     matches!(error, IptablesError::Missing(_) | IptablesError::Absent(_))
 }
 
-/// Returns an error if the kernel lacks a feature that upstream's shim needs besides iptables.
+/// Returns an error if the kernel lacks ipsets or their iptables match, which upstream's shim
+/// needs. Returns `None` otherwise.
 fn missing(iptables: &Iptables, access: Access) -> Option<anyhow::Error> {
     if let Err(error) = proxy_ipvs::check_ipset()
         && error.is_absence()
@@ -246,7 +251,7 @@ fn missing(iptables: &Iptables, access: Access) -> Option<anyhow::Error> {
         iptables.lacks_match(family, name, revision)
             && (access == Access::Write || !iptables.may_load(family, "xt_set"))
     });
-    // Tests a rule of each family with the iptables programs. This test also makes the kernel load
+    // Tests one rule in each family with the iptables programs, which also makes the kernel load
     // the modules.
     let is_refused =
         || IpFamily::ALL.map(|family| is_refused_for_good(iptables, family)) == [true; 2];
@@ -290,7 +295,7 @@ mod tests {
 
     use super::*;
 
-    /// Checks a preview, which must choose the same shim as the start.
+    /// A preview must choose the same shim as the start of the daemon.
     #[test]
     fn a_preview_reports_a_missing_set_match_and_writes_no_test_rule() {
         let nothing_tried = || unreachable!("nothing may be tried");

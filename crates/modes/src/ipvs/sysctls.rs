@@ -2,7 +2,7 @@
 
 use crate::sysctl::row::{End, Rows, SysctlRow};
 
-/// Inputs from which the wanted values of the settings are computed.
+/// Inputs from which IPVS mode computes the values of its kernel settings.
 pub(super) struct Context {
     /// Major and minor version of the kernel.
     pub(super) kernel: (u32, u32),
@@ -10,7 +10,7 @@ pub(super) struct Context {
 }
 
 pub(super) static ROWS: &Rows<Context> = &[
-    // Makes conntrack track IPVS connections. Masquerading needs this.
+    // Makes connection tracking follow IPVS connections. Masquerading needs this.
     (SysctlRow::needed("proc/sys/net/ipv4/vs/conntrack"), |_| {
         Some(1)
     }),
@@ -21,13 +21,13 @@ pub(super) static ROWS: &Rows<Context> = &[
         SysctlRow::comfort("proc/sys/net/ipv4/vs/conn_reuse_mode"),
         |Context { kernel, .. }| ((4, 1) <= *kernel && *kernel < (5, 9)).then_some(0),
     ),
-    // This setting ends connections to a removed destination immediately instead of after a
-    // timeout.
+    // Makes IPVS end a connection to a removed destination at its next packet, instead of dropping
+    // its packets until a timeout.
     (
         SysctlRow::comfort("proc/sys/net/ipv4/vs/expire_nodest_conn"),
         |_| Some(1),
     ),
-    // This setting keeps session affinity from choosing a draining destination
+    // Makes session affinity choose another destination while the client's own drains
     // (kubernetes/kubernetes#71809).
     (
         SysctlRow::comfort("proc/sys/net/ipv4/vs/expire_quiescent_template"),
@@ -37,8 +37,8 @@ pub(super) static ROWS: &Rows<Context> = &[
     (SysctlRow::needed("proc/sys/net/ipv4/ip_forward"), |_| {
         Some(1)
     }),
-    // This setting makes the node answer ARP requests only for addresses of the interface that
-    // receives the request. Otherwise, all nodes would answer for service addresses.
+    // Makes the node answer an ARP request only for addresses of the interface that received it.
+    // Otherwise, all nodes would answer for service addresses.
     (
         of_strict_arp("proc/sys/net/ipv4/conf/all/arp_ignore", "1"),
         |Context { strict_arp, .. }| strict_arp.then_some(1),

@@ -12,12 +12,12 @@ pub enum Buckets {
     /// Buckets for network programming latencies: in steps of 0.25 s, then of 1 s, 5 s and 30 s, up
     /// to 5 minutes.
     NetworkProgramming,
-    /// Buckets for programming durations, from 0.25 ms to 33 s. Each bound is twice the previous
-    /// bound.
+    /// Buckets for programming durations, from 0.25 ms to 33 s. Each bound is twice its
+    /// predecessor.
     Programming,
-    /// Buckets of client-go for request durations, in seconds.
+    /// Buckets for durations of API requests, in seconds, as in client-go.
     Request,
-    /// Buckets of client-go for request sizes, in bytes: 64 to 16 Mi.
+    /// Buckets for sizes of API requests and responses, in bytes, as in client-go: 64 B to 16 MiB.
     Size,
 }
 

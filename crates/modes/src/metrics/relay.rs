@@ -1,5 +1,5 @@
-//! Counts the connections and flows that the relays of this process have evicted. Before the
-//! process starts a relay, the metric is absent.
+//! Exports the number of connections and flows that the relays of this process have evicted. The
+//! metric is absent until the process starts a relay.
 
 use std::fmt;
 use std::time::Duration;
@@ -19,7 +19,7 @@ const NAME: &str = "kubeproxy_relay_evictions";
 const HELP: &str = "[ALPHA] Connections (TCP) and flows (UDP) that kube-proxy's relay ended to make room for those of other \
                     clients or Services";
 
-/// A collector that reads the relay's numbers of evictions at each scrape.
+/// A collector that reads the relays' numbers of evictions at each scrape.
 #[derive(Debug)]
 pub struct RelayEvictions(fn() -> Option<Evictions>);
 
@@ -44,7 +44,7 @@ impl Collector for RelayEvictions {
     }
 }
 
-/// Metrics of a mode that has no metrics except the relay's.
+/// Metrics of a mode whose only metrics are the relays' evictions.
 #[derive(Debug)]
 pub struct RelayMetrics;
 

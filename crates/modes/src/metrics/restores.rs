@@ -9,7 +9,7 @@ use proxy::{IpFamily, Report};
 use super::rows::Rows;
 use super::{FamilyLabels, ModeLabels, SyncExtent, of};
 
-/// A counter of failed restores, the only metric about the rules of IPVS mode.
+/// A counter of failed runs of `iptables-restore`. IPVS mode has no other metric about its rules.
 #[derive(Debug, Default)]
 pub struct FailedRestores(Family<FamilyLabels, Counter>);
 

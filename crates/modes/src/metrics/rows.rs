@@ -15,14 +15,15 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// Adds a metric. If it is a counter, the encoder appends `_total` to its name.
+    /// Adds a metric at a stability level, such as `ALPHA`. The encoder appends `_total` to a
+    /// counter's name.
     pub fn add(&mut self, stability: &'static str, name: &str, help: &str, metric: impl Metric) {
         let help = format!("[{stability}] {help}");
         self.registry.register(name, help, metric);
         *self.counts.entry(stability).or_default() += 1;
     }
 
-    /// Adds a collector. It reads its metrics at each scrape.
+    /// Adds a collector, which reads its metrics at each scrape. The counts omit these metrics.
     pub fn collect(&mut self, collector: impl Collector) {
         self.registry.register_collector(Box::new(collector));
     }

@@ -1,4 +1,4 @@
-//! Durations of syncs, for modes that distinguish full and partial syncs.
+//! Histograms of sync durations, for modes that distinguish full and partial syncs.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::buckets::Buckets;
 use super::rows::Rows;
 use super::{FamilyLabels, SyncExtent, of};
 
-/// Histograms of sync durations, one for each extent of a sync.
+/// Histograms of sync durations: one for full syncs, one for partial syncs.
 #[derive(Debug)]
 pub struct SyncDurations {
     full: Family<FamilyLabels, Histogram, Buckets>,
@@ -43,7 +43,7 @@ impl SyncDurations {
         );
     }
 
-    /// Records the duration of a finished sync.
+    /// Records the duration of a finished sync of one IP family.
     pub fn synced(&self, family: IpFamily, took: Duration, extent: SyncExtent) {
         let durations = match extent {
             SyncExtent::Full => &self.full,

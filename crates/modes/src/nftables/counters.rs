@@ -1,5 +1,5 @@
-//! Counts connections in nftables mode. As in upstream, the rules have no counters. So this reader
-//! counts flows in the kernel's conntrack table, for selected addresses only.
+//! Counts connections in nftables mode. As in upstream, the rules have no counters, so this reader
+//! counts flows in the kernel's conntrack table. It counts only for selected addresses.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -11,8 +11,8 @@ use proxy_nftables::LocalhostPorts;
 
 use service_counters::{At, Count, CounterSample, CounterSelection, ReadCounters, RelayedPort};
 
-/// Largest number of searches through the conntrack table. If the table changes during a search,
-/// the search restarts and reports some flows twice. The reader then discards the result and
+/// Maximum number of searches through the conntrack table. If the table changes during a search,
+/// the search restarts and reports some flows twice. The reader then discards the counts and
 /// searches again.
 const ATTEMPTS: usize = 3;
 
@@ -25,7 +25,8 @@ impl ReadCounters for TrackedFlows {
         which: CounterSelection<'_>,
         take: &mut dyn FnMut(CounterSample<'_>),
     ) -> Result<()> {
-        // Does not count for all addresses, because a node may track millions of flows.
+        // Reports nothing if all addresses are requested, because a node may track millions of
+        // flows.
         let CounterSelection::Of(addresses) = which else {
             return Ok(());
         };
@@ -72,11 +73,10 @@ fn tell(family: IpFamily, of: &HashSet<At>, take: &mut dyn FnMut(CounterSample<'
     Ok(())
 }
 
-/// Numbers of flows, by the client's destination and the endpoint.
+/// Number of flows for each service address and endpoint.
 type Flows = HashMap<(At, SocketAddr), u64>;
 
-/// Returns the numbers of flows to the addresses in `of`, from one walk through the conntrack
-/// table.
+/// Counts the flows to each address in `of`, by endpoint, in one walk through the conntrack table.
 fn count(family: IpFamily, of: &HashSet<At>) -> Result<Flows> {
     let mut conntrack = Conntrack::open().context("cannot count tracked flows")?;
     let mut protocols = of.iter().map(|at| at.protocol);
@@ -85,7 +85,7 @@ fn count(family: IpFamily, of: &HashSet<At>) -> Result<Flows> {
     let only = first.filter(|first| protocols.all(|protocol| protocol == *first));
     for _ in 0..ATTEMPTS {
         let (mut flows, mut looked_at) = (Flows::new(), 0_usize);
-        // Counts each flow as it arrives. Stores no flow.
+        // Counts each flow as it arrives, and returns false so that `find` stores no flow.
         let count = |flow: &Flow| {
             looked_at += 1;
             let at = sent_to(flow);
@@ -97,8 +97,8 @@ fn count(family: IpFamily, of: &HashSet<At>) -> Result<Flows> {
         let found = conntrack
             .find(family, only, count)
             .context("cannot count tracked flows")?;
-        // If `count` received more flows than one run of the search has seen, the search has
-        // restarted and some flows were counted twice.
+        // If `count` received more flows than the last run of the search, the search has restarted,
+        // and some flows were counted twice.
         if looked_at == found.seen {
             return Ok(flows);
         }

@@ -16,7 +16,7 @@ use crate::metrics::set;
 use crate::metrics::sync_durations::SyncDurations;
 use crate::metrics::{FamilyLabels, ModeLabels, SyncExtent, of};
 
-/// Labels of the metric for the table's layout.
+/// Labels of the metric that shows the layout of the mode's nftables table.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct LayoutLabels {
     ip_family: &'static str,

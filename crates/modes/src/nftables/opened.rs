@@ -28,29 +28,32 @@ use crate::rulesets::{Notices, follow, leave_out, subscribe};
 use crate::settings::Settings;
 use crate::sysctl::machine::Machine;
 
-/// Time limit of a connection from a NodePort on localhost to an endpoint, as in upstream.
+/// Timeout of a connection attempt from the relay of localhost NodePorts to an endpoint, as in
+/// upstream.
 const DIAL: Duration = Duration::from_secs(5);
-/// Time that connections to NodePorts on localhost may continue after the process begins to end.
+/// Time for which connections to NodePorts on localhost may continue after the process begins to
+/// end.
 const DRAIN: Duration = Duration::from_secs(5);
-/// First kernel version that upstream accepts. Upstream takes an older kernel as a sign that the
-/// host has an old `nft`.
+/// First kernel version that upstream accepts. Upstream assumes that a host with an older kernel
+/// also has an old `nft`.
 const FIRST_OF_UPSTREAM: (u32, u32) = (5, 13);
 /// First kernel version that accepts `reject` in prerouting chains, as in the layout `flat` (Linux,
 /// `net/netfilter/nft_reject.c`, `nft_reject_validate`). The program compares versions, because a
 /// trial transaction cannot detect this feature. The kernel checks `reject` at the end of a
 /// transaction, and a trial omits the message that ends it.
 const FIRST_OF_FLAT: (u32, u32) = (5, 9);
-/// Environment variable that, unless empty, makes upstream skip its check of the kernel version.
+/// Environment variable that makes upstream skip its check of the kernel version, unless it is
+/// empty.
 const SKIP: &str = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK";
 
-/// nf_tables, opened for each family of the node, before the first read of the tables.
+/// nf_tables, with a worker thread for each IP family that the node can serve.
 pub(super) struct OpenedNftables {
     families: Families<NetlinkKernel>,
-    /// Subscriptions to the table of each family. Empty with read access.
+    /// Subscriptions to changes of nftables, one for each IP family. Empty with read access.
     subscriptions: Vec<(IpFamily, Arc<Subscription>)>,
     /// Relay for NodePorts on localhost, or `None` if the mode serves no NodePorts on localhost.
     localhost: Option<Localhost>,
-    /// Numbers of Service ports at which the layout changes, or `None` if the layout never changes.
+    /// Numbers of Service ports at which the layout changes, or `None` if it never changes.
     sizes: Option<LayoutSizes>,
 }
 
@@ -58,7 +61,7 @@ impl OpenedNftables {
     pub(super) fn open(settings: &Settings, access: Access) -> Result<Self> {
         let choice = settings.nftables.layout;
         refuse_old(choice, Machine::this().kernel)?;
-        // Subscribes before the first read, so that the mode misses no change.
+        // Subscribes before the first read of the table, so that the mode misses no change.
         let mut subscriptions = Vec::new();
         if access == Access::Write {
             // Opens nf_tables first, because its error names the missing module or privilege.
@@ -92,8 +95,8 @@ impl OpenedNftables {
                     let layout = choice.first();
                     proxy_nftables::probe(family, layout, localhost(family))?;
                 }
-                // Adds this socket to the process's own sockets. The subscriptions ignore changes
-                // by these sockets.
+                // Registers this socket as the process's own, so that the subscriptions ignore its
+                // transactions.
                 let kernel = NetlinkKernel::new(family).among(footprints::ALL);
                 let kernel = kernel.on_localhost(of_kernel.clone());
                 Ok(kernel.one_of(Arc::clone(&own)))
@@ -147,7 +150,7 @@ impl IntoProxiers for OpenedNftables {
         let show = |of: IpFamily, _: &_, plan: &Plan| {
             let lines = plan.lines().into_iter();
             PlanPreview {
-                // Counts the writes in the same way as the daemon.
+                // Counts the writes as the daemon does when it starts.
                 writes: plan.len(),
                 changes: lines
                     .map(|line| Change::told(of, "table", "nftables", line))
@@ -204,7 +207,7 @@ impl OpenedKernel for OpenedNftables {
     }
 }
 
-/// Checks that the kernel accepts the mode's writes for a family. Commits no transaction.
+/// Checks that the kernel accepts the rules of nftables mode for `family`. Commits no transaction.
 pub(super) fn probe(family: IpFamily, settings: &Settings) -> Result<()> {
     let own = &settings.nftables;
     refuse_old(own.layout, Machine::this().kernel)?;
@@ -216,7 +219,7 @@ pub(super) fn probe(family: IpFamily, settings: &Settings) -> Result<()> {
     )?)
 }
 
-/// Reports whether the kernel accepts the layout `flat`. Logs the reason if not.
+/// Reports whether the kernel accepts the layout `flat`. Logs the reason for a refusal.
 fn has_flat(family: IpFamily) -> bool {
     match proxy_nftables::probe(family, Layout::Flat, LocalhostNodePorts::Off) {
         Err(error @ ProbeError::Refused(_)) => {
@@ -230,18 +233,19 @@ fn has_flat(family: IpFamily) -> bool {
 /// Returns the limits of the relay that serves NodePorts on localhost.
 fn limits() -> Limits {
     Limits {
-        // Closes the ports immediately, because the next process opens the same ports.
+        // Closes the listening ports immediately, because the next process opens the same ports.
         linger: Duration::ZERO,
         dial: Dial::Once(DIAL),
-        // All clients connect from localhost, so session affinity applies to the whole port.
+        // All clients connect from localhost, so they share one endpoint of session affinity per
+        // port.
         pin: Pin::Port,
         reach: AllowedClients::Anybody,
         ..Limits::default()
     }
 }
 
-/// Returns an error if a flag requires the layout `flat` and the kernel is too old for it. Such a
-/// kernel would accept a trial transaction, but refuse the first real transaction.
+/// Returns an error if `--nftables-layout` is `flat` and the kernel is too old for this layout.
+/// Such a kernel would accept a trial transaction, but refuse the first real one.
 fn refuse_old(choice: LayoutChoice, kernel: (u32, u32)) -> Result<()> {
     let ((major, minor), (first_major, first_minor)) = (kernel, FIRST_OF_FLAT);
     ensure!(
@@ -252,8 +256,8 @@ fn refuse_old(choice: LayoutChoice, kernel: (u32, u32)) -> Result<()> {
     Ok(())
 }
 
-/// Returns a log line about a kernel that upstream rejects, although this kernel has every feature
-/// that the mode needs.
+/// Returns a log line if upstream would reject this kernel because of its version, although it has
+/// every feature that the mode needs.
 fn note_of_kernel(kernel: (u32, u32), is_skipped: bool) -> Option<String> {
     let ((major, minor), (first_major, first_minor)) = (kernel, FIRST_OF_UPSTREAM);
     (kernel < FIRST_OF_UPSTREAM && !is_skipped).then(|| {
@@ -286,7 +290,7 @@ mod tests {
             opened.map(drop).unwrap_err()
         };
         let error = std::thread::spawn(open).join().unwrap();
-        // If nf_tables is missing, the error must name the module.
+        // If the kernel lacks nf_tables, the error names this module instead of the capability.
         let words = format!("{error:#}");
         let is_told = words.contains("CAP_NET_ADMIN") || words.contains("modprobe nf_tables");
         assert!(is_told && !words.contains("subscribe"), "{words}");

@@ -1,5 +1,5 @@
-//! Counts the packets on localhost that rules reject, from named counters of the table. If the
-//! table lacks these counters, the metric is absent.
+//! Exports the number of packets to NodePorts on localhost that rules reject, from named counters
+//! of the table. If the table lacks these counters, the metric is absent.
 
 use std::fmt;
 

@@ -11,7 +11,7 @@ use proxy_nftables::{Layout, LocalhostNodePorts};
 
 use crate::shared::{Shared, mark_bit};
 
-/// Layouts of the table, with their names in flags.
+/// Layouts of the mode's nftables table, with their names in `--nftables-layout`.
 pub(super) const LAYOUTS: [(&str, Layout); 2] =
     [("upstream", Layout::Upstream), ("flat", Layout::Flat)];
 
@@ -22,12 +22,12 @@ const CHOICES: [(&str, LayoutChoice); 3] = [
     ("flat", LayoutChoice::Always(Layout::Flat)),
 ];
 
-/// Value of `--nftables-layout`: the choice of the table's layout.
+/// Value of `--nftables-layout`: the layout of the mode's nftables table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayoutChoice {
     /// The number of Service ports decides the layout
-    /// ([`LayoutSizes::AUTO`](proxy_nftables::LayoutSizes)). If the kernel lacks a feature for the
-    /// layout `flat`, the layout is always upstream's.
+    /// ([`LayoutSizes::AUTO`](proxy_nftables::LayoutSizes)). On a kernel that lacks support for the
+    /// layout `flat`, the table always has upstream's.
     Auto,
     /// The table always has this layout, for any number of Service ports.
     Always(Layout),
@@ -38,18 +38,17 @@ pub enum LayoutChoice {
 pub struct Settings {
     /// True if the rules masquerade all traffic to cluster IPs.
     pub masquerade_all: bool,
-    /// Number of the packet mark's bit for masquerading, 0 to 31.
+    /// Index of the packet mark's bit for masquerading: 0 to 31.
     pub masquerade_bit: u8,
     /// Choice of the table's layout.
     pub layout: LayoutChoice,
-    /// Value of the feature gate for NodePorts on localhost. If true, a relay serves such
-    /// NodePorts. If false, the rules reject packets to such NodePorts, and count the rejected
-    /// packets.
+    /// True if the feature gate for NodePorts on localhost is on. Otherwise, the mode's rules
+    /// ignore such NodePorts.
     pub localhost_node_ports: bool,
 }
 
 impl LayoutChoice {
-    /// Returns the layout that a new table gets.
+    /// Returns the layout that the mode gives to a new table.
     pub(super) fn first(self) -> Layout {
         match self {
             Self::Auto => Layout::Upstream,
@@ -69,8 +68,8 @@ impl Settings {
         })
     }
 
-    /// Returns the policy for NodePorts on localhost in a family. A relay serves them if the
-    /// feature gate is on and `--nodeport-addresses` has a loopback network (KEP-6032).
+    /// Returns the policy for NodePorts on localhost in `family`. A relay serves them if the
+    /// feature gate is on, and `--nodeport-addresses` names a loopback network (KEP-6032).
     pub(super) fn localhost(&self, shared: &Shared, family: IpFamily) -> LocalhostNodePorts {
         if !self.localhost_node_ports {
             LocalhostNodePorts::Off
@@ -81,23 +80,22 @@ impl Settings {
         }
     }
 
-    /// Returns the packet mark for masquerading: a number in which only the bit `masquerade_bit` is
-    /// set.
+    /// Returns the packet mark for masquerading, in which only the bit `masquerade_bit` is set.
     pub(super) fn masquerade_mark(&self) -> u32 {
         1 << self.masquerade_bit
     }
 }
 
-/// Copies flags into the fields of this mode, if no configuration file is given. As in upstream,
-/// nftables mode then reads the flags of iptables mode. No flag sets the mark bit.
+/// Copies values of iptables mode's flags into the settings of nftables mode, for a daemon without
+/// a configuration file. As in upstream, no flag sets the mark bit of nftables mode.
 pub(super) fn take_flags(flags: &mut Flags) {
     flags.nftables_masquerade_all = flags.masquerade_all;
     flags.nftables_sync_period = flags.iptables_sync_period;
     flags.nftables_min_sync_period = flags.iptables_min_sync_period;
 }
 
-/// Returns the longest and the shortest time between syncs, each with the name of its flag or
-/// field.
+/// Returns the longest and the shortest time between two syncs, each with the name of its flag or
+/// configuration field.
 pub(super) fn periods(flags: &Flags) -> [(&'static str, Duration); 2] {
     let (sync, min_sync) = if flags.config.is_empty() {
         ("iptables-sync-period", "iptables-min-sync-period")

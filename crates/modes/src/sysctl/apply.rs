@@ -1,7 +1,7 @@
-//! Writes kernel settings, and restores them.
+//! Writes kernel settings (sysctls), and restores their old values.
 //!
-//! Writes a setting only if its value differs. So a container without write access to /proc/sys
-//! works on a node whose settings already have the wanted values.
+//! Writes a setting only if its value differs. So the daemon runs without write access to /proc/sys
+//! on a node whose settings already have the wanted values.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,7 +14,7 @@ use super::error::SysctlError;
 use super::row::{End, OnReadOnly, SysctlRow, WantedSetting};
 use super::setting::Setting;
 
-/// Origins of the settings that may have to be restored, by file.
+/// Origins of the values of settings that the daemon may have to restore, by the setting's path.
 pub type Origins = BTreeMap<&'static str, Origin>;
 
 /// Origin of the current value of a setting.
@@ -34,9 +34,9 @@ pub enum Origin {
 pub struct ApplyOutcome {
     /// Names of the settings that were written.
     pub written: Vec<String>,
-    /// Settings whose old values were restored, as log lines.
+    /// Log lines about settings whose old values were restored.
     pub set_back: Vec<String>,
-    /// Settings that are no longer needed but keep their values, as log lines.
+    /// Log lines about settings that are no longer needed but keep their values.
     pub left: Vec<String>,
     /// Settings that could not be written.
     pub failures: Vec<SysctlError>,
@@ -67,7 +67,7 @@ impl From<Difference> for Setting {
     }
 }
 
-/// Returns the settings below `root` whose values differ from the wanted values.
+/// Returns the settings whose values below the directory `root` differ from the wanted values.
 pub fn differences<'a>(
     root: &'a Path,
     wanted: &'a [WantedSetting],
@@ -86,15 +86,15 @@ pub fn differences<'a>(
         })
 }
 
-/// Writes the wanted values below `root`, in the order of `wanted`. Restores the old values of
-/// settings that are no longer needed.
+/// Writes the wanted values below the directory `root`, in the order of `wanted`. Restores the old
+/// values of settings that are no longer needed.
 pub fn apply(root: &Path, wanted: &[WantedSetting], origins: &mut Origins) -> ApplyOutcome {
     let mut applied = ApplyOutcome::default();
     for WantedSetting { row, value } in wanted {
         match value {
             None => applied.set_back(root, row, origins),
-            // A setting with `End::Stays` is never restored, so its origin is not recorded. The
-            // loop below writes its wanted value.
+            // The daemon never restores a setting with `End::Stays`, so it records no origin for
+            // it. The loop below writes its wanted value.
             Some(_) if row.end == End::Stays => {}
             Some(_) => {
                 origins.entry(row.path).or_insert(Origin::Found);
@@ -119,7 +119,7 @@ pub fn apply(root: &Path, wanted: &[WantedSetting], origins: &mut Origins) -> Ap
                 );
             }
             Err(source) => {
-                // This process did not write the setting, so there is no old value to restore.
+                // The write has failed, so there is no old value to restore.
                 origins.remove(row.path);
                 applied.failures.push(SysctlError {
                     row,
@@ -134,13 +134,13 @@ pub fn apply(root: &Path, wanted: &[WantedSetting], origins: &mut Origins) -> Ap
 }
 
 impl ApplyOutcome {
-    /// Restores the old value of a setting that is no longer needed, if this process has written
-    /// the current value. If this process found the value already set, keeps and reports the value.
+    /// Restores the old value of a setting that is no longer needed. If this process only found the
+    /// value and did not write it, the value stays and is reported.
     fn set_back(&mut self, root: &Path, row: &SysctlRow, origins: &mut Origins) {
         let Some(origin) = origins.remove(row.path) else {
             return;
         };
-        // Keeps the value if another program has changed the setting since this process wrote it.
+        // Keeps the current value if another program has written it since.
         let Some(stays) = row.stays(root) else {
             return;
         };

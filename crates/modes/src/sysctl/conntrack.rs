@@ -6,11 +6,11 @@ use super::machine::Machine;
 use super::row::{AcceptableValue, OnReadOnly, Rows, SysctlRow, WantedSetting, wanted};
 use super::settings::Conntrack;
 
-/// Upstream's upper bound for the product of `--conntrack-max-per-core` and the number of CPUs, in
+/// Upstream's limit for the product of `--conntrack-max-per-core` and the number of CPUs, in
 /// conntrack entries.
 const SCALED_ENTRIES_MAX: u64 = 1_048_576;
 
-/// Inputs from which the kernel settings of connection tracking are computed.
+/// Inputs from which the daemon computes the values of the connection tracking settings.
 type Context = (Conntrack, Machine);
 
 static ROWS: &Rows<Context> = &[
@@ -31,12 +31,12 @@ static ROWS: &Rows<Context> = &[
         },
         |(conntrack, machine)| entries(conntrack, machine.cpus),
     ),
-    // Sets one hash bucket for every four entries, so that a full table has four entries per bucket
-    // on average.
+    // Sets one hash bucket for every four entries, as upstream does. A full table then has four
+    // entries per bucket on average.
     (
         SysctlRow {
             enough: AcceptableValue::AtLeast,
-            // With few buckets, the table is slow but works. Upstream ignores this failure, too.
+            // With few buckets, look-ups are slow but work. Upstream also ignores this failure.
             on_read_only: OnReadOnly::Warns,
             ..SysctlRow::flagged(
                 "sys/module/nf_conntrack/parameters/hashsize",
@@ -45,7 +45,7 @@ static ROWS: &Rows<Context> = &[
         },
         |(conntrack, machine)| Some(entries(conntrack, machine.cpus)? / 4),
     ),
-    // The kernel's default of five days keeps entries long after both peers have gone.
+    // The kernel's default is five days, so it keeps entries long after both peers have gone.
     (
         SysctlRow::flagged(
             "proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established",
@@ -53,7 +53,7 @@ static ROWS: &Rows<Context> = &[
         ),
         |(conntrack, _)| seconds(conntrack.tcp_established),
     ),
-    // The kernel's default of one minute is too short for servers that close slowly
+    // The kernel's default is one minute, which is too short for servers that close slowly
     // (kubernetes/kubernetes#32551).
     (
         SysctlRow::flagged(
@@ -62,9 +62,9 @@ static ROWS: &Rows<Context> = &[
         ),
         |(conntrack, _)| seconds(conntrack.tcp_close_wait),
     ),
-    // By default, segments outside of the TCP window are INVALID for connection tracking. The
-    // kernel does not translate INVALID segments, so their receiver would reset the connection
-    // (kubernetes/kubernetes#74839).
+    // By default, TCP segments outside of the window are INVALID for connection tracking. The
+    // kernel does not translate the addresses of INVALID packets, so their receiver would reset the
+    // connection (kubernetes/kubernetes#74839).
     (
         SysctlRow::flagged(
             "proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal",
@@ -72,7 +72,7 @@ static ROWS: &Rows<Context> = &[
         ),
         |(conntrack, _)| conntrack.tcp_be_liberal.then_some(1),
     ),
-    // Timeouts of UDP flows, without and with replies. A client that sends again within the timeout
+    // Timeouts of UDP flows without and with replies. A client that sends again within the timeout
     // keeps its conntrack entry, and so its endpoint.
     (
         SysctlRow::flagged(
@@ -95,7 +95,7 @@ pub fn settings(asked: Conntrack, machine: Machine) -> Vec<WantedSetting> {
     wanted(ROWS, Some(&(asked, machine)))
 }
 
-/// Returns the wanted size of the conntrack table in entries, or `None` to keep the kernel's size.
+/// Returns the wanted maximum number of conntrack entries, or `None` to keep the kernel's value.
 fn entries(asked: &Conntrack, cpus: u64) -> Option<u64> {
     let per_core = u64::from(asked.max_per_core);
     (per_core > 0).then(|| {

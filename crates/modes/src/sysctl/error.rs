@@ -5,7 +5,7 @@ use std::io;
 
 use super::row::SysctlRow;
 
-/// Kernel settings that could not be read or written. All other settings have been applied.
+/// Failures to set single kernel settings. All other settings have their wanted values.
 #[derive(Debug, thiserror::Error)]
 pub struct SysctlErrors(pub Vec<SysctlError>);
 
@@ -20,7 +20,7 @@ pub struct SysctlError {
     pub(super) source: io::Error,
 }
 
-/// Formats the errors. Settings with the same reason are in one group.
+/// Lists the settings by reason, with advice for each reason.
 impl fmt::Display for SysctlErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut reasons: Vec<(String, Vec<&SysctlError>)> = Vec::new();
@@ -45,7 +45,7 @@ impl fmt::Display for SysctlErrors {
     }
 }
 
-/// Formats the error, with the wanted value and the flag that leaves the setting unchanged.
+/// Names the setting, its wanted and current value, and the flag that leaves it unchanged.
 impl fmt::Display for SysctlError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {

@@ -1,4 +1,4 @@
-//! Facts about the machine that affect the values of kernel settings.
+//! Facts about the machine from which the daemon computes kernel settings.
 
 use std::fs;
 use std::thread::available_parallelism;
@@ -8,7 +8,7 @@ use std::thread::available_parallelism;
 pub struct Machine {
     /// Major and minor version of the kernel.
     pub kernel: (u32, u32),
-    /// Number of online CPUs, including those that this process may not use.
+    /// Number of online CPUs of the machine, even if this process may use fewer.
     pub cpus: u64,
 }
 
@@ -33,7 +33,8 @@ fn online_cpus() -> u64 {
         .unwrap_or_else(|| available_parallelism().map_or(1, |usable| usable.get() as u64))
 }
 
-/// Returns the number of CPUs in a list of ranges, such as `0-3,7`.
+/// Returns the number of CPUs in a list of ranges, such as `0-3,7`. Returns `None` if the list is
+/// invalid.
 fn count(list: &str) -> Option<u64> {
     list.split(',')
         .map(|range| {
@@ -44,7 +45,8 @@ fn count(list: &str) -> Option<u64> {
         .sum()
 }
 
-/// Parses a kernel release: `6.1.0-13-amd64` is (6, 1). An unknown format counts as a new kernel.
+/// Parses major and minor version of a kernel release: `6.1.0-13-amd64` is (6, 1). An unknown
+/// format counts as newer than every kernel.
 fn version(release: &str) -> (u32, u32) {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
     match (numbers.next(), numbers.next()) {

@@ -3,35 +3,35 @@
 use std::fs;
 use std::path::Path;
 
-/// A kernel setting, as a file in /proc/sys or /sys.
+/// A kernel setting: a file in /proc/sys or /sys.
 #[derive(Debug)]
 pub struct SysctlRow {
-    /// Path of the setting's file, relative to the root directory.
+    /// Path of the setting's file, without the leading slash.
     pub path: &'static str,
-    /// Current values of the setting that are good enough, so that the daemon leaves them
-    /// unchanged.
+    /// Current values that the daemon accepts and does not overwrite.
     pub enough: AcceptableValue,
-    /// Effect of a failed write on a read-only file system.
+    /// Consequence if the setting's file is on a read-only file system.
     pub on_read_only: OnReadOnly,
-    /// Flag and value with which the daemon leaves the setting unchanged, if such a flag exists.
+    /// Flag, with its value, that makes the daemon leave the setting unchanged. `None` if there is
+    /// no such flag.
     pub off: Option<&'static str>,
-    /// Purpose of the setting.
+    /// Importance of the setting for the mode.
     pub need: Need,
     /// Action of the daemon when the mode no longer needs the setting: keep the value, or restore
-    /// the old value.
+    /// the old one.
     pub end: End,
 }
 
-/// Current values of a setting that the daemon leaves unchanged.
+/// Current values of a setting that the daemon accepts and does not overwrite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AcceptableValue {
-    /// Only the wanted value is good enough.
+    /// The daemon accepts only the wanted value.
     Exactly,
-    /// The wanted value and every larger value are good enough.
+    /// The daemon accepts the wanted value and every larger value.
     AtLeast,
 }
 
-/// Effect of a failed write on a read-only file system. Some container engines mount /sys
+/// Consequence if a setting's file is on a read-only file system. Some container engines mount /sys
 /// read-only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnReadOnly {
@@ -41,27 +41,28 @@ pub enum OnReadOnly {
     Warns,
 }
 
-/// Purpose of a setting, from the most important to the least important.
+/// Importance of a setting, from the most to the least important.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Need {
-    /// The mode needs the setting to serve correctly without harm to other hosts. If the daemon
-    /// cannot write the setting, the start fails, and the entries of another mode continue to
+    /// The mode needs the setting to serve correctly, or to do no harm to other hosts. If the
+    /// daemon cannot write it, the start fails, and the entries of the previous mode continue to
     /// serve.
     ///
-    /// If this mode has served on this node before, the start continues without the setting,
-    /// because the mode then serves as before.
+    /// If this mode has already served on this node, the daemon starts without the setting, because
+    /// the mode then serves as before.
     Mode,
-    /// A single feature needs the setting. Without the setting, the daemon disables this feature.
+    /// One feature of the mode needs the setting. The daemon disables the feature if it cannot
+    /// write the setting.
     Part {
-        /// Consequence of the missing setting, as text for the operator.
+        /// Consequence of the disabled feature, as text for the operator.
         then: &'static str,
     },
-    /// The setting improves the behaviour. Without the setting, everything still works.
+    /// The setting improves the mode's behaviour. Without it, the mode still serves everything.
     Comfort,
 }
 
 impl Need {
-    /// Describes the consequence if a setting with this need cannot be written.
+    /// Returns a text with the consequence if the daemon cannot write a setting of this importance.
     pub fn then(self) -> &'static str {
         match self {
             Self::Mode => "this mode has served here before and continues unchanged",
@@ -74,11 +75,11 @@ impl Need {
 /// Action of the daemon on a setting that the mode no longer needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// The setting stays, because open connections may rely on it.
+    /// The daemon keeps the value, because open connections may rely on it.
     Stays,
-    /// The daemon restores the setting's old value.
+    /// The daemon restores the value that it replaced.
     IsSetBack {
-        /// Description of the wanted value, for the operator.
+        /// Value that the daemon writes, as text.
         wanted: &'static str,
         /// Flag or configuration field that requires the setting.
         by: &'static str,
@@ -87,7 +88,7 @@ pub enum End {
     },
 }
 
-/// A setting with the value that a mode needs.
+/// A setting with the value that a mode wants.
 #[derive(Debug)]
 pub struct WantedSetting {
     /// Properties of the setting, without its value.
@@ -96,11 +97,11 @@ pub struct WantedSetting {
     pub value: Option<u64>,
 }
 
-/// Rows of settings, each with a function that computes the wanted value from a context `C`.
+/// A table of settings, each with a function that computes its wanted value from a context `C`.
 pub type Rows<C> = [(SysctlRow, fn(&C) -> Option<u64>)];
 
-/// Returns the settings of a table, with their values in `context`. If `context` is `None`, the
-/// settings have no values.
+/// Returns the settings of a table, with their wanted values in `context`. Without a `context`,
+/// they have no values.
 pub fn wanted<C>(rows: &'static Rows<C>, context: Option<&C>) -> Vec<WantedSetting> {
     let wanted = rows.iter().map(|(row, value)| WantedSetting {
         row,
@@ -110,7 +111,7 @@ pub fn wanted<C>(rows: &'static Rows<C>, context: Option<&C>) -> Vec<WantedSetti
 }
 
 impl SysctlRow {
-    /// Returns a row for a setting that improves the behaviour but is not necessary.
+    /// Returns a row for a setting that only improves the mode's behaviour.
     pub const fn comfort(path: &'static str) -> Self {
         Self {
             path,
@@ -122,7 +123,7 @@ impl SysctlRow {
         }
     }
 
-    /// Returns a row for a setting that a mode needs.
+    /// Returns a row for a setting that a mode needs to serve correctly.
     pub const fn needed(path: &'static str) -> Self {
         Self {
             need: Need::Mode,
@@ -130,7 +131,7 @@ impl SysctlRow {
         }
     }
 
-    /// Returns a row for a setting that the flag `off` leaves unchanged.
+    /// Returns a row for a setting that the daemon leaves unchanged if the flag in `off` is given.
     pub const fn flagged(path: &'static str, off: &'static str) -> Self {
         Self {
             off: Some(off),
@@ -138,7 +139,8 @@ impl SysctlRow {
         }
     }
 
-    /// Returns the setting's name for sysctl(8), or its path if it has none.
+    /// Returns the name of the setting in sysctl(8), such as `net.ipv4.ip_forward`. Returns the
+    /// path for a setting in /sys.
     pub fn name(&self) -> String {
         match self.path.strip_prefix("proc/sys/") {
             Some(key) => key.replace('/', "."),
@@ -152,8 +154,8 @@ impl SysctlRow {
         })
     }
 
-    /// Returns advice to undo the setting if it has kube-proxy's value. Returns `None` if the
-    /// setting has another value, or if it is a setting with [`End::Stays`].
+    /// Returns advice to reset the setting if its current value is the one that kube-proxy writes.
+    /// Returns `None` for another value, and for a setting with [`End::Stays`].
     pub fn stays(&self, root: &Path) -> Option<String> {
         let End::IsSetBack {
             wanted,

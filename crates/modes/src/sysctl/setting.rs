@@ -1,15 +1,15 @@
-//! A kernel setting, as reports show it.
+//! A kernel setting to change, as shown in reports.
 
 use std::fmt;
 
 /// A kernel setting whose value differs from the wanted value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setting {
-    /// Name of the setting in sysctl(8), or its path.
+    /// Name of the setting in sysctl(8), or its path if it is in /sys.
     pub name: String,
     /// Current value of the setting in the kernel.
     pub found: String,
-    /// Value of the setting that the mode needs.
+    /// Value that the daemon would write.
     pub wanted: String,
 }
 

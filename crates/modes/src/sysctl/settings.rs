@@ -1,4 +1,4 @@
-//! Kernel settings that flags request by name.
+//! Kernel settings for which flags give the values.
 
 use std::time::Duration;
 
@@ -8,29 +8,31 @@ use flags::unusable_flag::UnusableFlag;
 /// Kernel settings for which flags give the values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Settings {
-    /// Requested settings of connection tracking.
+    /// Settings of connection tracking, from the flags `--conntrack-*`.
     pub conntrack: Conntrack,
-    /// True to set `arp_ignore` and `arp_announce`, if the mode needs them.
+    /// True to set `arp_ignore` and `arp_announce`, which only IPVS mode does
+    /// (`--ipvs-strict-arp`).
     pub strict_arp: bool,
 }
 
-/// Requested settings of connection tracking. Zero keeps the kernel's value. A time is at least one
-/// second, the kernel's unit.
+/// Settings of connection tracking, from flags. Zero keeps the kernel's value. A timeout is at
+/// least one second, the kernel's unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Conntrack {
-    /// Largest number of conntrack entries for each CPU.
+    /// Maximum number of conntrack entries for each CPU (`--conntrack-max-per-core`).
     pub max_per_core: u32,
-    /// Lower bound for the maximum number of conntrack entries, if `max_per_core` is not zero.
+    /// Minimum of the computed `nf_conntrack_max` (`--conntrack-min`). Ignored if `max_per_core` is
+    /// zero.
     pub min: u32,
-    /// Timeout of idle TCP connections that are established.
+    /// Timeout of idle TCP connections in the state `ESTABLISHED`.
     pub tcp_established: Duration,
     /// Timeout of TCP connections in `CLOSE_WAIT`.
     pub tcp_close_wait: Duration,
-    /// True to treat TCP segments outside of the window as valid.
+    /// True if connection tracking accepts TCP segments outside of the window.
     pub tcp_be_liberal: bool,
-    /// Timeout of UDP flows that have no reply.
+    /// Timeout of UDP flows without a reply.
     pub udp: Duration,
-    /// Timeout of UDP flows that have replies.
+    /// Timeout of UDP flows with replies.
     pub udp_stream: Duration,
 }
 
@@ -39,7 +41,8 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// Fails if a time is too long for the kernel.
+    /// Fails if a number is negative, or if a timeout is longer than zero but shorter than a
+    /// second.
     pub fn read(flags: &Flags) -> Result<Self, UnusableFlag> {
         Ok(Self {
             conntrack: Conntrack::read(flags)?,

@@ -1,6 +1,5 @@
-//! Reads the counters of the relay in this process, for each Service port. The counters do not
-//! distinguish service addresses, because the relay does not know to which address a client has
-//! connected.
+//! Reads the relay's counters of each Service port. They do not distinguish service addresses,
+//! because the relay does not know to which address a client has connected.
 
 use anyhow::Result;
 use proxy::{IpFamily, Protocol};

@@ -1,5 +1,5 @@
-//! Opens the listening ports of userspace mode, and writes the rules that redirect packets to these
-//! ports: an nftables table, or iptables rules.
+//! Opens userspace mode: its relay, and the kernel feature whose rules redirect packets to the
+//! relay's listening ports (nf_tables or iptables).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,21 +25,21 @@ use crate::programs::Programs;
 use crate::rulesets::{Notices, follow_all};
 use crate::settings::Settings;
 
-/// Time for which open connections may continue when the process ends. During this time, no process
-/// accepts new connections, because the next process starts only afterwards.
+/// Time for which open connections may continue when the process ends. Until this time is over, no
+/// process accepts new connections, because the next process starts only afterwards.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// Kernel feature whose rules redirect packets to listening ports.
+/// Kernel feature whose rules redirect packets to the relay's listening ports.
 #[derive(Debug, Clone)]
 pub(super) enum Redirector {
-    /// A table of nf_tables. The table needs no program and no module of iptables.
+    /// An nf_tables table, which needs no iptables program and no iptables module.
     Nftables,
-    /// Rules of iptables, if the kernel lacks nf_tables or a flag names an iptables backend.
+    /// iptables rules, if the kernel lacks nf_tables or if a flag sets the iptables backend.
     Iptables(Iptables),
 }
 
 impl Redirector {
-    /// Chooses nf_tables or iptables. Blocks until the kernel has replied to all queries.
+    /// Chooses nf_tables or iptables. Blocks while it queries the kernel.
     pub(super) fn choose(settings: &Settings, programs: &Programs, access: Access) -> Result<Self> {
         let can = |family: &IpFamily| match access {
             Access::Write => proxy_userspace::probe_nftables(*family).is_ok(),
@@ -55,7 +55,7 @@ impl Redirector {
         Ok(Self::Iptables(chosen))
     }
 
-    /// Checks that the kernel accepts the rules of a family. Leaves no rule in the kernel.
+    /// Checks that the kernel accepts the mode's rules for `family`. Leaves no rule in the kernel.
     pub(super) fn probe(&self, family: IpFamily) -> Result<()> {
         match self {
             Self::Nftables => proxy_userspace::probe_nftables(family)?,
@@ -68,8 +68,8 @@ impl Redirector {
         Ok(())
     }
 
-    /// Checks that a family is enabled. With write access, also checks that its rules can be
-    /// written. With read access, checks that its rules can be read.
+    /// Checks that the node supports `family`. With iptables, also checks that the programs can
+    /// write its rules or, with read access, read them.
     fn check(&self, family: IpFamily, access: Access) -> Result<(), IptablesError> {
         match self {
             Self::Nftables => iptables::exists(family),
@@ -94,13 +94,13 @@ impl Redirector {
     }
 }
 
-/// The relay, and the redirecting rules for each family of the node.
+/// The relay, and a worker thread for each IP family that the node can serve.
 pub(super) struct Userspace {
     redirector: Redirector,
     relay: Relay,
-    /// Sockets of this process that write to nftables.
+    /// The nftables sockets of this process, whose transactions are no drift.
     written: Arc<OwnSockets>,
-    /// Counters of the relay, by Service port.
+    /// The relay's counters of each Service port.
     traffic: Traffic,
     families: Families<UserspaceKernel>,
 }
@@ -155,9 +155,8 @@ impl IntoProxiers for Userspace {
             let config = Config {
                 detector: shared.detect_local.detector(family, start.model.node()),
                 localhost_node_ports: settings.userspace.serves_localhost(shared),
-                // The relay marks its own packets with kube-proxy's masquerade bit. Masquerading
-                // would not change these packets, because their source is already the node's
-                // address.
+                // The relay sets kube-proxy's masquerade mark on its own packets. Masquerading does
+                // not change them, because their source is already an address of the node.
                 own_mark: Some(shared.masquerade_mark()),
                 sync_period: shared.sync_period,
                 modes: footprints::ALL,

@@ -10,9 +10,9 @@ use crate::shared::Shared;
 /// Settings that only userspace mode has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// True to serve NodePorts on 127.0.0.1.
+    /// True if `--iptables-localhost-nodeports` asks for NodePorts on 127.0.0.1.
     pub localhost_node_ports: bool,
-    /// Time without a datagram in either direction after which a UDP flow ends.
+    /// Idle time after which a UDP flow ends: no datagram in either direction.
     pub udp_timeout: Duration,
 }
 
@@ -32,7 +32,7 @@ impl Settings {
         })
     }
 
-    /// Reports whether the mode serves NodePorts on 127.0.0.1. Two conditions must hold:
+    /// Reports whether the mode serves NodePorts on 127.0.0.1: the flag
     /// `--iptables-localhost-nodeports` is set, and `--nodeport-addresses` includes 127.0.0.1.
     pub(super) fn serves_localhost(&self, shared: &Shared) -> bool {
         self.localhost_node_ports && shared.node_port_addresses.has_localhost()
