@@ -1,4 +1,4 @@
-//! Determines whether an endpoint's reply returns to the client.
+//! Predicts whether an endpoint's reply returns to the client.
 //!
 //! ```text
 //!   does the reply pass this node? ──no──▶ unanswered       unknown ──▶ unsure
@@ -21,9 +21,9 @@ use super::journeys::{PacketOrigin, Routing, TracedPacket};
 use super::origin::NOT_OURS;
 use super::walk_text::{TextInputs, in_view, source};
 
-/// Access to the paths that the kernel gives to the replies of endpoints.
+/// Interface to the kernel's state that decides the paths of replies.
 pub(crate) trait EndpointReplies: Routing {
-    /// Returns all paths through this node that the reply to a delivered packet may take.
+    /// Returns every path through this node that the reply to the packet of `arrived` may take.
     fn answers(&self, arrived: &packet_path::Walk) -> Vec<packet_path::Walk>;
 
     /// Reports whether a process on this node listens at an address.
@@ -34,8 +34,8 @@ pub(crate) trait EndpointReplies: Routing {
     fn listens(&self, at: SocketAddr, protocol: Protocol) -> Result<bool, String>;
 }
 
-/// Determines whether the reply to a delivered packet returns to the client. Adds the result to the
-/// packet's path.
+/// Predicts whether the reply to a delivered packet returns to the client, and adds the prediction
+/// to `walk`.
 pub(crate) fn follow(
     walk: &mut Walk,
     followed: &packet_path::Walk,
@@ -81,7 +81,7 @@ fn steps(way: &packet_path::Walk, planned: &TracedPacket<'_>, modes: Footprints)
         .collect()
 }
 
-/// Describes why the reply on a path does not arrive.
+/// Returns the reason why the reply on the path `way` does not arrive.
 fn said(way: &packet_path::Walk, steps: &[Step]) -> String {
     if way.fate == Fate::Unknown {
         return format!("the fate of its reply is unknown: {}", way.why);
@@ -104,8 +104,7 @@ fn said(way: &packet_path::Walk, steps: &[Step]) -> String {
     format!("its answer is dropped by {}{entry}{whose}", last.place)
 }
 
-/// Returns the reason why the endpoint's reply can never return. Returns `None` if the reply may
-/// return.
+/// Returns the reason why the endpoint's reply can never reach the client, or `None` if it may.
 fn never_back(
     followed: &packet_path::Walk,
     planned: &TracedPacket<'_>,
@@ -129,8 +128,8 @@ fn never_back(
     }
 }
 
-/// Returns the reason why it is uncertain whether the reply passes this node. Returns `None` if
-/// this is certain.
+/// Returns the reason why the reply may bypass this node, or `None` if it certainly passes this
+/// node.
 fn elsewhere(
     followed: &packet_path::Walk,
     planned: &TracedPacket<'_>,
@@ -146,8 +145,8 @@ fn elsewhere(
     if is_local || is_here(endpoint, planned, around) {
         return None;
     }
-    // If the sender and the endpoint are on the same interface, the endpoint can reply to the
-    // sender directly, past this node's rules.
+    // If sender and endpoint are on the same interface, the endpoint's reply may go directly to the
+    // sender and bypass this node's rules.
     let by = around.kernel.hop(endpoint.ip()).map(|hop| hop.interface);
     let is_between = match &planned.sender.way {
         PacketOrigin::Made(_) => true,
@@ -164,7 +163,7 @@ fn elsewhere(
 }
 
 /// Reports whether an endpoint is on this node, according to its EndpointSlice. If no EndpointSlice
-/// contains the endpoint, the route decides.
+/// of the Service contains the endpoint, its route decides.
 fn is_here(endpoint: SocketAddr, planned: &TracedPacket<'_>, around: &TextInputs<'_>) -> bool {
     let known = planned.of.as_ref().and_then(|of| {
         let mut endpoints = of.endpoints();

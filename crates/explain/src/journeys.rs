@@ -1,4 +1,4 @@
-//! Selects the packets to trace for a request, and determines their addresses and interfaces.
+//! Selects the packets that a request traces, with their senders and interfaces.
 //!
 //! ```text
 //!   pod       arrives on the interface of its route, from an address in the node's pod network
@@ -29,18 +29,18 @@ use super::trace_request::{TraceDestination, TraceRequest, TraceSender};
 pub(crate) struct Hop {
     /// Name of the outgoing interface.
     pub(crate) interface: String,
-    /// True if the address belongs to this node.
+    /// True if the address is one of this node's own.
     pub(crate) is_local: bool,
-    /// True if the address is a service address on the link of IPVS mode.
+    /// True if the address is a service address on `kube-ipvs0`, the link of IPVS mode.
     pub(crate) is_service: bool,
-    /// True if the address is directly connected: the route to it has no gateway.
+    /// True if the route to the address has no gateway, so the address is directly connected.
     pub(crate) is_neighbour: bool,
-    /// True if the address is a neighbour on an interface of pods: a bridge or a veth end that is
-    /// not on the default route.
+    /// True if the address is this node's own, or directly connected on an interface of pods: a
+    /// bridge or a veth that is not the interface of the default route.
     pub(crate) is_inner: bool,
 }
 
-/// Interface for look-ups in the node's routes.
+/// Interface to the node's routes.
 pub(crate) trait Routing {
     /// Returns the next hop to an address, or `None` if there is no route.
     fn hop(&self, to: IpAddr) -> Option<Hop>;
@@ -51,7 +51,7 @@ pub(crate) trait Routing {
 pub(crate) struct Sender {
     /// Description of the sender, such as `pod 10.244.1.5 on this node`.
     pub(crate) words: String,
-    /// Description of the sender as the subject of a sentence, such as `a pod on this node`.
+    /// Description of the sender without its address, such as `a pod on this node`.
     pub(crate) who: String,
     pub(crate) way: PacketOrigin,
     /// True if the sender is on this node, so that replies to it pass this node.
@@ -59,42 +59,42 @@ pub(crate) struct Sender {
     /// True if the sender's address is also a service address of this node.
     pub(crate) has_service_address: bool,
     /// Reason why the mode's rules do not recognise the sender as a pod, although it is on an
-    /// interface of pods. `None` if the rules recognise the sender, or if the sender is not on an
-    /// interface of pods.
+    /// interface of pods. `None` for every other sender.
     pub(crate) stranger: Option<String>,
 }
 
-/// Point at which a sender's packets enter the trace: this node itself, or an interface.
+/// Place where a sender's packets enter the trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PacketOrigin {
-    /// This node sends the packets from this address. With `None`, the route selects the source
-    /// address.
+    /// This node itself sends the packets, from this address. With `None`, the route selects the
+    /// source address.
     Made(Option<IpAddr>),
-    /// The packets arrive on this interface, from this address.
+    /// The packets arrive on the named interface, from this address.
     Comes(String, IpAddr),
 }
 
-/// The first packet of a flow, which is traced.
+/// A packet to trace: the first packet of a flow.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct TracedPacket<'a> {
     pub(crate) sender: Sender,
     pub(crate) to: SocketAddr,
     pub(crate) protocol: Protocol,
-    /// Service port that has the destination address and port, if any.
+    /// Service port with the destination's address and port, or `None` if there is none.
     pub(crate) of: Option<ServicePortAddress<'a>>,
-    /// Services that have the destination address at any port.
+    /// Names of the Services that have the destination address, at any port.
     pub(crate) named_by: &'a [String],
 }
 
-/// All packets to trace for a request.
+/// All packets that a request traces.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Journeys<'a> {
     pub(crate) planned: Vec<TracedPacket<'a>>,
-    /// Notes about addresses and senders that are not traced, each with the reason.
+    /// Addresses and senders that are not traced, each with the reason.
     pub(crate) notes: Vec<String>,
 }
 
-/// Returns an address that no host has, because it is reserved for documentation.
+/// Returns an address that no host should have, because RFC 5737 and RFC 3849 reserve it for
+/// documentation.
 pub const fn nobodys(is_v4: bool) -> IpAddr {
     if is_v4 {
         IpAddr::V4(Ipv4Addr::new(203, 0, 113, 7))
@@ -103,7 +103,7 @@ pub const fn nobodys(is_v4: bool) -> IpAddr {
     }
 }
 
-/// Plans the packets to trace for a request.
+/// Returns the packets that the request `asked` traces, with their senders.
 pub(crate) fn plan<'a>(
     asked: &TraceRequest,
     objects: &'a Objects,
@@ -125,8 +125,8 @@ pub(crate) fn plan<'a>(
         let from = if is_default { &default } else { &*asked.from };
         for from in from {
             let is_inner = of.is_some_and(|of| of.address.kind == AddressKind::ClusterIp);
-            // Hosts outside the cluster do not usually send to a ClusterIP. So this sender needs an
-            // explicit request.
+            // Hosts outside the cluster do not usually send to a ClusterIP, so this sender is
+            // traced only on request.
             if is_default && *from == TraceSender::External && is_inner {
                 continue;
             }
@@ -156,7 +156,8 @@ pub(crate) fn plan<'a>(
     journeys
 }
 
-/// Returns notes about senders that cannot send to any target, because the IP families differ.
+/// Returns a note for each requested sender whose IP family no target has, or one note if there is
+/// no target at all.
 fn unreachable(asked: &TraceRequest, targets: &[TracedAddress<'_>]) -> Vec<String> {
     let text = &asked.text;
     let is_port_asked = matches!(asked.to, TraceDestination::Service(_, Some(_)));
@@ -212,8 +213,8 @@ fn targets<'a>(
                 .filter(|place| is_asked(place, port.as_ref()))
             {
                 let is_node_port = place.address.kind == AddressKind::NodePort;
-                // The rules treat all addresses of the node alike, so one address of each family is
-                // enough.
+                // The mode's rules treat all NodePort addresses of the node alike, so one per IP
+                // family is traced.
                 if is_node_port && !stands_for_all(objects, place) {
                     if !place.at.ip().is_loopback() {
                         passed.push(place.at.to_string());
@@ -235,9 +236,8 @@ fn targets<'a>(
     }
 }
 
-/// Reports whether to trace packets to this NodePort address. If the Node object has addresses that
-/// serve the NodePort, only the first of these is traced. Otherwise, all addresses except loopback
-/// are traced.
+/// Reports whether to trace packets to this NodePort address. It must be the first address of the
+/// Node object that serves the NodePort. If none does, all addresses except loopback are traced.
 fn stands_for_all(objects: &Objects, place: ServicePortAddress<'_>) -> bool {
     let alike = |other: &ServicePortAddress<'_>| {
         other.service.name == place.service.name

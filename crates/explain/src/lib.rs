@@ -43,20 +43,20 @@ use walk_text::TextInputs;
 const JOURNEYS_MAX: usize = 200;
 /// Maximum number of paths that a response lists for one packet.
 const LISTED_MAX: usize = 500;
-/// Number of listed paths after which no further packet is traced. A path takes about 5 KB of
+/// Number of listed paths at which the tracing of further packets stops. A path takes about 5 KB of
 /// memory.
 const WALKS_MAX: usize = 2_000;
 
-/// Access to the kernel's state for tracing packets.
+/// Interface to the kernel's state for tracing packets.
 pub(crate) trait PacketTracer: EndpointReplies {
-    /// Returns all paths that the first packet of a flow may take.
+    /// Returns all paths that the packet `planned` may take.
     fn follow(&self, planned: &TracedPacket<'_>) -> Vec<packet_path::Walk>;
 
-    /// Returns the parts of the kernel's state that could not be read, each with the reason.
+    /// Returns messages about parts of the kernel's state that could not be read.
     fn unread(&self) -> Vec<String>;
 }
 
-/// Traces all packets of a request, and describes their paths.
+/// Traces all packets that a request selects, and describes their paths in terms of Kubernetes.
 pub(crate) fn explain(
     asked: &TraceRequest,
     objects: &Objects,
@@ -119,20 +119,20 @@ pub(crate) fn explain(
     explanation
 }
 
-/// Reports whether a packet may fail: on at least one path, the packet does not arrive, gets no
-/// reply, or has an unknown fate.
+/// Reports whether a packet may fail: on at least one path, it does not arrive, gets no reply, or
+/// has an unknown fate.
 pub(crate) fn fails(journey: &Journey) -> bool {
     let arrives = |fate| matches!(fate, Fate::Delivered | Fate::Local);
     let mut walks = journey.walks.iter();
     journey.walks.is_empty() || walks.any(|walk| !arrives(walk.fate) || walk.unanswered.is_some())
 }
 
-/// Reports whether it is uncertain that the sender gets a reply.
+/// Reports whether the reply may be lost on at least one path.
 pub(crate) fn is_unsure(journey: &Journey) -> bool {
     journey.walks.iter().any(|walk| walk.unsure.is_some())
 }
 
-/// Returns the exit status of the command:
+/// Returns the exit status of `kube-proxy explain`:
 ///
 /// * 0: All packets arrive, and all replies return.
 /// * 1: A packet or a reply fails, and the path of every packet is known.
@@ -155,13 +155,13 @@ pub fn exit_status(explanation: &Explanation) -> u8 {
     }
 }
 
-/// Parses a request. Only the fuzzer uses this function.
+/// Parses a trace request, for the fuzzer.
 #[doc(hidden)]
 pub fn read_question(to: &str, from: &str, namespace: &str) {
     drop(TraceRequest::parse(to, from, namespace));
 }
 
-/// Parses a list of sockets. Only the fuzzer uses this function.
+/// Parses the text of a file such as `/proc/net/tcp`, for the fuzzer.
 #[doc(hidden)]
 pub fn read_sockets(text: &str) {
     listeners::read(text);

@@ -1,8 +1,7 @@
-//! Finds out whether a socket of this network namespace receives packets to an address.
+//! Finds out whether a socket of this network namespace receives packets to an address and port.
 //!
-//! For TCP, `/proc/net` lists the listening sockets before all other sockets. The search ends after
-//! the listening sockets, so even many connections do not slow the search down. For UDP, the search
-//! reads lines until a socket matches.
+//! For TCP, `/proc/net` lists the listening sockets first. The search ends after them, so many
+//! connections do not slow it down. For UDP, the search reads lines until a socket matches.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -13,12 +12,12 @@ use proxy::Protocol;
 /// State of a listening socket (`TCP_LISTEN` of net/tcp_states.h), as `/proc/net` prints it.
 const LISTEN: &str = "0A";
 
-/// Reports whether a socket receives packets to an address. Assumes that a socket on `::` also
-/// receives IPv4 packets.
+/// Reports whether a socket receives packets to the address and port. Assumes that a socket on `::`
+/// also receives IPv4 packets.
 ///
 /// # Errors
 ///
-/// Fails if the list of sockets cannot be read.
+/// Fails if a file with the list of sockets cannot be read.
 pub(crate) fn listens(at: SocketAddr, protocol: Protocol) -> io::Result<bool> {
     let files: &[&str] = match (protocol, at.is_ipv4()) {
         (Protocol::Tcp, true) => &["tcp", "tcp6"],
@@ -30,7 +29,8 @@ pub(crate) fn listens(at: SocketAddr, protocol: Protocol) -> io::Result<bool> {
     for file in files {
         let opened = match File::open(format!("/proc/thread-self/net/{file}")) {
             Ok(opened) => BufReader::new(opened),
-            // The kernel does not support this protocol or family, so it has no such sockets.
+            // Without the file, the kernel does not support this protocol or family, and has no
+            // such sockets.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(error),
         };
@@ -49,8 +49,8 @@ pub(crate) fn listens(at: SocketAddr, protocol: Protocol) -> io::Result<bool> {
 
 type Lines<'a> = &'a mut dyn Iterator<Item = io::Result<String>>;
 
-/// Reports whether an unconnected socket in `lines` has the address. If `state` is given, stops at
-/// the first line with a different state.
+/// Reports whether an unconnected socket in `lines` receives packets to `at`. If `state` is given,
+/// stops at the first socket in another state.
 fn takes(lines: Lines<'_>, at: SocketAddr, state: Option<&str>) -> io::Result<bool> {
     for line in lines {
         let line = line?;
@@ -70,8 +70,8 @@ fn takes(lines: Lines<'_>, at: SocketAddr, state: Option<&str>) -> io::Result<bo
     Ok(false)
 }
 
-/// Reports whether a line of the SCTP list has the address. A line looks like `... LPORT UID INODE
-/// LADDRS`, with a decimal port.
+/// Reports whether a socket in `lines`, the SCTP list, receives packets to `at`. A line looks like
+/// `... LPORT UID INODE LADDRS`, with a decimal port.
 fn takes_sctp(lines: Lines<'_>, at: SocketAddr) -> io::Result<bool> {
     for line in lines {
         let line = line?;
@@ -99,8 +99,8 @@ fn is_for(own: SocketAddr, at: SocketAddr) -> bool {
     own.port() == at.port() && (is_any || own_ip == at.ip().to_canonical())
 }
 
-/// Parses a socket address such as `0100007F:1F90`: the address as 32-bit words in the machine's
-/// byte order, then the port.
+/// Parses a socket address such as `0100007F:1F90`. The address consists of 32-bit words in the
+/// machine's byte order, and the port is hexadecimal.
 fn socket(text: &str) -> Option<SocketAddr> {
     let (address, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
@@ -120,7 +120,7 @@ fn socket(text: &str) -> Option<SocketAddr> {
     Some(SocketAddr::new(address, port))
 }
 
-/// Parses a list of sockets in both formats. Only the fuzzer uses this function.
+/// Parses a list of sockets in the format of TCP and UDP and in that of SCTP, for the fuzzer.
 pub(super) fn read(text: &str) {
     let at = SocketAddr::from(([127, 0, 0, 1], 80));
     let lines = || text.lines().map(|line| Ok(line.to_owned()));
@@ -141,7 +141,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// Uses lines that `cat /proc/net/tcp /proc/net/tcp6` prints on a little-endian machine.
+    /// The texts are from /proc/net/tcp and /proc/net/tcp6 on a little-endian machine.
     #[test]
     #[cfg(target_endian = "little")]
     fn socket_addresses_are_parsed_in_the_machines_byte_order() {

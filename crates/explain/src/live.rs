@@ -1,4 +1,4 @@
-//! Access to the running kernel for one response. Reads each object at most once.
+//! Reads the running kernel for one response. Reads each table at most once in each attempt.
 
 use std::cell::OnceCell;
 use std::net::{IpAddr, SocketAddr};
@@ -18,10 +18,11 @@ use super::journeys::{self, Hop, PacketOrigin, Routing, TracedPacket};
 use super::listeners;
 use super::{Listening, Objects, PacketTracer, Quotes, TraceRequest, explain};
 
-/// Maximum number of attempts to respond. An attempt fails if the rules change while it reads them.
+/// Maximum number of attempts to trace a request. An attempt fails if the nf_tables ruleset changes
+/// meanwhile.
 const TRIES: u32 = 3;
 
-/// Responds to a request from the kernel's state. Blocks.
+/// Traces the packets of a request in the running kernel. Blocks.
 ///
 /// Opens its own sockets in the network namespace of the calling thread. `modes` are the modes that
 /// may have entries on this node.
@@ -53,11 +54,11 @@ pub fn answer(
     }
 }
 
-/// The running kernel, with the rules that have been read so far.
+/// The running kernel, with the rules that one attempt has read so far.
 struct LiveState {
     kernel: read::LiveKernel,
     modes: Footprints,
-    /// Generation of the nf\_tables ruleset at the first read, or `None` if the kernel has no
+    /// Generation of the nf\_tables ruleset when the attempt begins, or `None` if the kernel has no
     /// nf\_tables.
     generation: Option<Generation>,
     v4: OnceCell<Rules>,
@@ -167,7 +168,7 @@ impl Routing for LiveState {
 }
 
 impl LiveState {
-    /// Reports whether `address` is local on the link of IPVS mode.
+    /// Reports whether `address` is a local address on a link of a kube-proxy mode (`kube-ipvs0`).
     fn is_on_service_link(&self, address: IpAddr) -> bool {
         footprint::links(self.modes).into_iter().any(|link| {
             let link = Interface {
@@ -180,8 +181,8 @@ impl LiveState {
         })
     }
 
-    /// Reports whether an interface may lead to pods: a bridge or a veth end that is not on the
-    /// default route.
+    /// Reports whether an interface may lead to pods: a bridge or a veth that is not the interface
+    /// of the default route.
     fn leads_inside(&self, interface: &str, to: IpAddr) -> bool {
         let outside = journeys::nobodys(to.is_ipv4());
         let question = RouteQuestion {
@@ -216,8 +217,8 @@ impl PacketTracer for LiveState {
         let from = match &planned.sender.way {
             PacketOrigin::Made(source) => Sender::Node(*source),
             PacketOrigin::Comes(interface, source) => {
-                // If the route to the source uses this interface, passes no interface. The trace
-                // then takes the interface from the route, which also has the interface's index.
+                // Gives no interface if the route to the source uses it. The trace then takes the
+                // interface from the route, which also has its index.
                 let is_by_route = self
                     .hop(*source)
                     .is_some_and(|hop| hop.interface == *interface);

@@ -1,5 +1,5 @@
-//! Kubernetes objects for a request, as the daemon returns them. If no daemon runs, there are no
-//! objects.
+//! Kubernetes objects that a request needs, as the daemon returns them. Without a daemon, there are
+//! none.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,7 +9,7 @@ use view::{Address, AddressKind, Endpoint, Port, Service};
 
 use super::trace_request::{PortOf, TraceDestination, TraceRequest, protocol_of};
 
-/// This node, and the Services that have the requested name or address.
+/// Facts about this node, and the Services with the requested name or address.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Objects {
     /// Mode of the daemon, or `None` if no daemon runs.
@@ -23,20 +23,20 @@ pub struct Objects {
 /// Facts about this node, as the daemon knows them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OwnNode {
-    /// Addresses of the Node object, the primary addresses first.
+    /// Addresses in the Node object, in its order.
     pub addresses: Vec<IpAddr>,
     /// Pod networks of the node (`spec.podCIDRs`).
     pub pod_networks: Vec<IpNet>,
-    /// Some pods on this node, taken from EndpointSlices.
+    /// Addresses of some pods on this node, taken from EndpointSlices.
     pub pods: Vec<IpAddr>,
-    /// Ways in which the mode recognises traffic of local pods, by IP family.
+    /// Method by which the mode's rules recognise traffic of local pods, for each IP family.
     pub detectors: Vec<(IpFamily, LocalDetector)>,
-    /// Some Services that name the requested address as an external or load-balancer address. Each
-    /// text also has the name of the field.
+    /// Names of some Services that have the requested address in a field for external or
+    /// load-balancer addresses, each with this field.
     pub named_by: Vec<String>,
 }
 
-/// An address and port at which a Service port is served.
+/// An address and port at which this node serves a Service port.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct ServicePortAddress<'a> {
     pub(crate) service: &'a Service,
@@ -47,7 +47,7 @@ pub(crate) struct ServicePortAddress<'a> {
 }
 
 impl Objects {
-    /// Lists all addresses and ports of the Services.
+    /// Lists all addresses and ports at which the Services are served.
     pub(crate) fn places(&self) -> impl Iterator<Item = ServicePortAddress<'_>> {
         let ports = self
             .services
@@ -66,8 +66,8 @@ impl Objects {
         })
     }
 
-    /// Reports whether one of the Services has the requested port. Also returns true if the request
-    /// is for an address.
+    /// Reports whether one of the Services has the requested port. Returns true for a request that
+    /// names an address.
     pub fn has_asked(&self, asked: &TraceRequest) -> bool {
         match &asked.to {
             TraceDestination::Service(_, port) => {
@@ -77,8 +77,8 @@ impl Objects {
         }
     }
 
-    /// Returns the Service port at an address and protocol. If several Service ports claim the
-    /// address, prefers the Service port that owns the address.
+    /// Returns the Service port that is served at an address and protocol. If several Service ports
+    /// claim the address, prefers its owner.
     pub(crate) fn place_at(
         &self,
         at: SocketAddr,
@@ -93,7 +93,8 @@ impl Objects {
     }
 }
 
-/// Reports whether an address belongs to the requested port. Returns true if no port was requested.
+/// Reports whether an address belongs to the requested port, given by its name, number or node
+/// port. Returns true if no port is requested.
 pub(crate) fn is_asked(place: &ServicePortAddress<'_>, port: Option<&PortOf>) -> bool {
     match port {
         None => true,
@@ -110,13 +111,13 @@ impl ServicePortAddress<'_> {
         port_name(self.service, self.port)
     }
 
-    /// Returns the kind of address with the name of the Service port, such as `clusterIP of
+    /// Returns the kind of the address and the name of the Service port, such as `clusterIP of
     /// default/web:http`.
     pub(crate) fn words(&self) -> String {
         format!("{} of {}", kind_word(self.address.kind), self.port_name())
     }
 
-    /// Returns the name of the Service field that contains the address.
+    /// Returns the name of the field of the Service object that contains the address.
     pub(crate) fn field(&self) -> &'static str {
         match self.address.kind {
             AddressKind::ClusterIp => "spec.clusterIPs",
@@ -126,8 +127,8 @@ impl ServicePortAddress<'_> {
         }
     }
 
-    /// Returns the name of the traffic policy field that applies to the address, and true if its
-    /// value is `Local`.
+    /// Returns the field for the traffic policy that applies to the address, and true if its value
+    /// is `Local`.
     pub(crate) fn policy(&self) -> (&'static str, bool) {
         let (name, value) = match self.address.kind {
             AddressKind::ClusterIp => (
@@ -142,7 +143,7 @@ impl ServicePortAddress<'_> {
         (name, value == "Local")
     }
 
-    /// Lists the endpoints that have the IP family of the address.
+    /// Lists the endpoints of the Service port, in the IP family of the address.
     pub(crate) fn endpoints(&self) -> impl Iterator<Item = (SocketAddr, &Endpoint)> {
         let is_v4 = self.at.is_ipv4();
         let endpoints = self.port.endpoints.iter();
@@ -161,7 +162,7 @@ pub(crate) fn port_name(service: &Service, port: &Port) -> String {
     }
 }
 
-/// Returns the word for an [`AddressKind`] in JSON.
+/// Returns the name of an address kind, as JSON output has it.
 pub(crate) const fn kind_word(kind: AddressKind) -> &'static str {
     match kind {
         AddressKind::ClusterIp => "clusterIP",

@@ -1,5 +1,5 @@
-//! Finds the Kubernetes origin of each step of a path: a field of a Service, an endpoint of an
-//! EndpointSlice, or a flag. Marks entries of other programs.
+//! Finds the Kubernetes origin of each step of a path: a field of a Service, an endpoint, or a
+//! flag. Marks entries of other programs.
 
 use footprint::Footprints;
 use footprint::origin::{Space, origin_of};
@@ -8,7 +8,7 @@ use proxy::options;
 
 use super::objects::ServicePortAddress;
 
-/// Beginning of the origin text for an entry of another program.
+/// Prefix of the origin text for an entry of another program.
 pub(crate) const NOT_OURS: &str = "not kube-proxy's";
 
 /// Names of the iptables tables.
@@ -16,7 +16,7 @@ const TABLES: [&str; 5] = ["raw", "mangle", "nat", "filter", "security"];
 /// Names of the built-in iptables chains.
 const BUILT_IN: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
 
-/// A step on a packet's path.
+/// A step on a packet's path, with the kernel entry that the packet matched.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct PathStep<'a> {
     /// Location of the step, such as `nat KUBE-SERVICES`, `table ip kube-proxy, chain services`,
@@ -28,10 +28,10 @@ pub(crate) struct PathStep<'a> {
     pub(crate) members: &'a [String],
 }
 
-/// Returns the origin of a step. The text is empty if no mode wrote the step's entry, such as a
-/// route.
+/// Returns the origin of a step as a text. The text is empty if the entry, such as a route, belongs
+/// to the kernel itself.
 ///
-/// `of` is the Service port of the packet's destination. `modes` are the modes that may have
+/// `of` is the Service port at the packet's destination. `modes` are the modes that may have
 /// written the entry.
 pub(crate) fn origin(
     met: &PathStep<'_>,
@@ -63,8 +63,8 @@ pub(crate) fn origin(
     });
     let target = || target_of(met.entry).and_then(|target| origin_of(modes, at.space(), target));
     let own = origin_of(modes, at.space(), at.name);
-    // A rule in another program's chain belongs to that program, even if it matches our set or
-    // jumps to our chain.
+    // A rule in another program's chain belongs to that program, even if it matches kube-proxy's
+    // set or jumps to kube-proxy's chain.
     let is_ours = own.is_some() || at.is_built_in();
     let says = match own {
         Some(own) => Some(sets.next().unwrap_or(own)),
@@ -77,8 +77,8 @@ pub(crate) fn origin(
     }
 }
 
-/// Returns the origin of the scheduler of a virtual server, such as `TCP 10.96.0.10:80 sh`: the
-/// Service's annotation or the flag.
+/// Returns the origin of a virtual server's scheduler: the Service's annotation or the flag.
+/// `entry` is the virtual server, such as `TCP 10.96.0.10:80 sh`.
 fn scheduler_origin(entry: &str, of: &ServicePortAddress<'_>) -> String {
     let mut options = of.service.options.iter();
     let own = options.find(|option| option.annotation == options::SCHEDULER);
@@ -88,8 +88,8 @@ fn scheduler_origin(entry: &str, of: &ServicePortAddress<'_>) -> String {
     }
 }
 
-/// Adds the name of the Service to an origin, if it is known. For example, `Services:
-/// spec.clusterIPs` becomes `Service default/web, port http: spec.clusterIPs`.
+/// Adds the Service's name to an origin if the name is known: `Services: spec.clusterIPs` becomes
+/// `Service default/web, port http: spec.clusterIPs`.
 fn in_words(says: &str, of: Option<&ServicePortAddress<'_>>, named: Option<&str>) -> String {
     let of = of.map(ServicePortAddress::port_name);
     let named = named.or(of.as_deref());
@@ -113,7 +113,7 @@ fn service_words(named: Option<&str>, what: &str) -> String {
     }
 }
 
-/// Splits `default/web:http` into the name of the Service and the name of the port, if it has one.
+/// Splits `default/web:http` into the names of the Service and, if there is one, of the port.
 fn named_service(named: &str) -> (&str, Option<&str>) {
     match named.split_once(':') {
         Some((service, port)) if !port.is_empty() => (service, Some(port)),
@@ -158,7 +158,7 @@ impl<'a> Chain<'a> {
         }
     }
 
-    /// Returns the kind of sets that rules of this chain use: ipsets, or sets of the same nftables
+    /// Returns the kind of sets that this chain's rules match: ipsets, or sets of the same nftables
     /// table.
     fn sets(&self) -> Space<'a> {
         if self.is_nft {
@@ -172,13 +172,13 @@ impl<'a> Chain<'a> {
         !self.is_nft && BUILT_IN.contains(&self.name)
     }
 
-    /// Returns the Service port that a chain's name contains, such as `default/web:http`. Only
-    /// chains of nftables mode have such names.
+    /// Returns the Service port in a chain's name, such as `default/web:http`. Returns `None`
+    /// outside of nftables mode, whose chains have such names.
     fn service(&self) -> Option<String> {
         if !self.is_nft {
             return None;
         }
-        // A chain's name looks like service-PFISGYVC-default/web/tcp/http or
+        // Chains are named like service-PFISGYVC-default/web/tcp/http, or
         // endpoint-…-default/web/tcp/http__10.244.1.5/8080.
         let mut parts = self.name.splitn(3, '-').skip(2);
         let mut parts = parts.next()?.split('/');
@@ -200,8 +200,8 @@ impl<'a> Chain<'a> {
     }
 }
 
-/// Returns the Service port that a rule's comment names. For the comment `default/web:http cluster
-/// IP`, this is `default/web:http`.
+/// Returns the Service port in a rule's comment: `default/web:http` for the comment
+/// `default/web:http cluster IP`. Returns `None` for another comment.
 fn commented(entry: &str) -> Option<String> {
     let (_, comment) = entry
         .split_once("--comment ")
@@ -218,7 +218,7 @@ fn commented(entry: &str) -> Option<String> {
     (is_name(namespace) && is_name(service) && is_port).then(|| name.to_owned())
 }
 
-/// Returns the chain or target to which a rule sends packets, if any.
+/// Returns the chain or target to which a rule sends the packets that it matches, if any.
 fn target_of(entry: &str) -> Option<&str> {
     let mut words = entry.split_whitespace();
     words.find(|word| matches!(*word, "-j" | "-g" | "jump" | "goto"))?;
@@ -333,8 +333,8 @@ mod tests {
                 "TCP 10.96.0.10:80 sh",
                 "annotation kube-proxy-ipvs/scheduler",
             ),
-            // The virtual server does not have the annotation's scheduler, so the flag is the
-            // origin.
+            // The virtual server does not have the annotation's scheduler, so its scheduler comes
+            // from the flag.
             ("TCP 10.96.0.10:80 rr", "--ipvs-scheduler"),
         ] {
             let met = PathStep {
@@ -382,7 +382,7 @@ mod tests {
             ),
             "Service default/web, port p: sessionAffinity: ClientIP"
         );
-        // This comment does not begin with the name of a Service.
+        // This comment does not begin with the name of a Service, so the origin names no Service.
         assert_eq!(
             unknown(
                 "nat KUBE-SERVICES",
@@ -406,8 +406,7 @@ mod tests {
             unknown("table inet firewalld, chain filter_INPUT", "reject"),
             "not kube-proxy's: table firewalld of nftables"
         );
-        // This rule in a built-in chain jumps to a chain of kube-proxy, so it belongs to
-        // kube-proxy.
+        // A rule in a built-in chain belongs to kube-proxy if it jumps to kube-proxy's chain.
         let jump =
             "-A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES";
         assert!(unknown("nat PREROUTING", jump).starts_with("Services: "));

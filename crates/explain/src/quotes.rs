@@ -1,12 +1,12 @@
-//! Hides the rules of other programs from users other than root, because the kernel itself shows
-//! rules only to root. Users without root rights may learn that a rule drops a packet, but may not
-//! read the rule. In an explanation, quoted rules are between backticks.
+//! Hides other programs' rules from users other than root, as the kernel does. These users may
+//! learn that a rule drops a packet, but may not read the rule. In an explanation, quoted rules are
+//! between backticks.
 
 use view::{Step, Walk};
 
 use super::origin::NOT_OURS;
 
-/// Note for the user about rules that the response omits.
+/// Note for a user to whom the response does not show rules of other programs.
 pub(super) const LEFT_OUT: &str = "rules of other programs are named, not quoted: run kube-proxy \
                                    explain as root on the node to see them";
 /// Rules that a response may quote.
@@ -19,7 +19,8 @@ pub enum Quotes {
 }
 
 impl Quotes {
-    /// Removes the rules that the response may not quote. Returns true if there were any.
+    /// Replaces or removes quotations that the response may not have. Returns true if there were
+    /// any.
     pub(super) fn leave_out(self, walks: &mut [Walk]) -> bool {
         self == Self::Own && walks.iter_mut().fold(false, |any, walk| any | cut(walk))
     }
@@ -31,7 +32,7 @@ fn cut(walk: &mut Walk) -> bool {
         is_any |= cut_step(step);
     }
     let why = walk.unanswered.iter_mut().chain(&mut walk.unsure);
-    // These texts do not say who owns the quoted rule, so the rule is always removed.
+    // These texts do not say whose rule they quote, so every quoted rule is removed.
     for text in why.chain(&mut walk.doubts) {
         is_any |= unquote(text);
     }
@@ -50,10 +51,9 @@ fn cut_step(step: &mut Step) -> bool {
     is_others || is_cut
 }
 
-/// Replaces a quoted rule in a text with the words "a rule". Returns true if the text quoted a
-/// rule.
+/// Replaces the quotation of a rule in a text by the words "a rule". Returns true if there was one.
 fn unquote(text: &mut String) -> bool {
-    // Uses the outermost backticks, because the rule itself may contain backticks.
+    // Takes the first and the last backtick, because the rule itself may contain backticks.
     let (Some(first), Some(last)) = (text.find('`'), text.rfind('`')) else {
         return false;
     };

@@ -6,8 +6,7 @@ use view::{Address, Endpoint, Port, Service, ServiceName};
 use super::*;
 use crate::journeys::{Hop, Routing};
 
-/// Fake kernel in which every packet has the given number of paths. Each path leads to a different
-/// endpoint.
+/// Fake kernel in which every packet has this number of paths, each to a different endpoint.
 struct Fake(u16);
 
 impl Routing for Fake {
@@ -129,7 +128,7 @@ fn the_size_of_an_explanation_is_limited() {
         "{:?}",
         wide.notes[0]
     );
-    // The verdict counts all paths, including paths that the response does not list.
+    // The verdict counts all 5,000 paths, including those that the response does not list.
     assert!(wide.journeys[0].verdict.contains("one in 5000 each"));
 }
 

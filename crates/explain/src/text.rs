@@ -1,5 +1,5 @@
-//! Renders an explanation as text for people: the verdict, then the path step by step. Steps that
-//! several paths share appear only once, before the paths divide.
+//! Renders an explanation as text: for each packet, the verdict, then the path step by step. Steps
+//! that several paths share appear once, before the paths divide.
 
 use std::fmt::Write as _;
 
@@ -8,9 +8,9 @@ use view::{Explanation, Fate, Journey, Step, Walk};
 
 use super::{fails, is_unsure};
 
-/// Maximum number of branches shown after a step, unless the user requests all.
+/// Maximum number of branches that the text shows after a step, except in wide output.
 const BRANCHES: usize = 4;
-/// Maximum width of the column of locations, in characters.
+/// Maximum width of the column with the locations of steps, in characters.
 const PLACE: usize = 34;
 
 /// Options for the rendering of an explanation.
@@ -18,14 +18,13 @@ const PLACE: usize = 34;
 pub struct Style {
     /// True to show only the verdicts, without steps.
     pub is_brief: bool,
-    /// True to also show rules, set members, the number of rules that had no effect, and every
-    /// path.
+    /// True to also show rules, set members, the number of rules without effect, and every path.
     pub is_wide: bool,
-    /// True to use colours, if the output is a terminal.
+    /// True to use terminal colours.
     pub has_colours: bool,
 }
 
-/// Renders an explanation, with a newline at the end.
+/// Renders an explanation as text that ends with a newline.
 pub fn render(explanation: &Explanation, style: Style) -> String {
     let mut page = Page {
         text: String::new(),
@@ -54,15 +53,14 @@ struct Page {
     style: Style,
 }
 
-/// Paths that divide after a common step. Each has its probability, its remaining steps, and the
-/// whole path.
+/// Paths that divide after a common step: the probability, the remaining steps, and the whole path.
 type Ways<'a> = Vec<(f64, &'a [Step], &'a Walk)>;
 
 impl Page {
     fn line(&mut self, indent: &str, text: &str) {
         self.text.push_str(indent);
-        // Escapes control characters. Any program may have written this text into the kernel, and
-        // it goes to a terminal.
+        // Escapes control characters, because the text may come from another program's kernel
+        // entries, and is printed to a terminal.
         self.text.push_str(&shown(text));
         self.text.push('\n');
     }
@@ -102,7 +100,8 @@ impl Page {
         self.ways(&ways, "    ", all);
     }
 
-    /// Writes the steps that all paths share, and then the remaining steps of each path.
+    /// Writes the steps that all `ways` share, then each branch. `all` is the sum of all
+    /// probabilities.
     fn ways(&mut self, ways: &Ways<'_>, indent: &str, all: f64) {
         let common = common(ways);
         if let Some((_, steps, _)) = ways.first() {
@@ -157,7 +156,8 @@ impl Page {
         }
     }
 
-    /// Writes the end of a path.
+    /// Writes the notes at the end of a path: steps of its reply, doubts, and the number of rules
+    /// without effect.
     fn end(&mut self, indent: &str, walk: &Walk) {
         let is_at_odds = walk.unanswered.is_some() || walk.unsure.is_some();
         if !walk.answer.is_empty() && (is_at_odds || self.style.is_wide) {
@@ -180,7 +180,7 @@ impl Page {
         }
     }
 
-    /// Writes a step. Omits its origin if it equals `before`, the origin of the previous step.
+    /// Writes a step. Omits the step's origin if the previous step has the same (`before`).
     fn step(&mut self, indent: &str, step: &Step, before: &str) {
         let place = &step.place;
         let says = if step.says.is_empty() {
@@ -188,7 +188,7 @@ impl Page {
         } else {
             &step.says
         };
-        // A location that is too long for its column gets its own line.
+        // A location that is wider than its column gets its own line.
         let mut line = if place.chars().count() > PLACE {
             self.line(indent, place);
             format!("{:<PLACE$}  {says}", "")
@@ -215,7 +215,7 @@ impl Page {
     }
 }
 
-/// Describes the end of a path in a word, or returns the endpoint that it reaches.
+/// Returns the endpoint that the path reaches, or words for another fate.
 fn end_of(walk: &Walk) -> &str {
     let word = match walk.fate {
         Fate::Delivered | Fate::Local => "",
@@ -232,7 +232,7 @@ fn end_of(walk: &Walk) -> &str {
     }
 }
 
-/// Returns the number of steps that all paths share at their beginning.
+/// Returns the number of steps at the beginning of the paths that are equal in all of them.
 fn common(ways: &Ways<'_>) -> usize {
     let Some(((_, first, _), others)) = ways.split_first() else {
         return 0;

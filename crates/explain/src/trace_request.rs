@@ -7,28 +7,28 @@ use proxy::Protocol;
 
 use view::ServiceName;
 
-/// Namespace of a Service that the request names without a namespace.
+/// Namespace of a Service in an HTTP request that names none.
 const NAMESPACE: &str = "default";
 
-/// Request to trace packets from some senders to a destination.
+/// Request to trace packets from senders to a destination.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceRequest {
     /// Destination as the user typed it.
     pub text: String,
     /// Destination of the traced packets.
     pub to: TraceDestination,
-    /// Senders, each a kind of sender or a single address. An empty list selects the senders that
-    /// fit the destination.
+    /// Senders: kinds of senders, or single addresses. An empty list selects the kinds that fit the
+    /// destination.
     pub from: Vec<TraceSender>,
 }
 
 /// Destination of the traced packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TraceDestination {
-    /// All addresses of a Service, at one of its ports. `None` stands for all its ports.
+    /// All addresses of a Service, at one of its ports or, with `None`, at all its ports.
     Service(ServiceName, Option<PortOf>),
-    /// An address and port. `None` stands for each protocol that Services use at this address and
-    /// port.
+    /// An address and port, with one protocol or, with `None`, with each protocol that Services use
+    /// there.
     Address(SocketAddr, Option<Protocol>),
 }
 
@@ -54,7 +54,7 @@ pub enum TraceSender {
     Address(IpAddr),
 }
 
-/// Reason why a request to trace packets is invalid.
+/// Error of a request to trace packets.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     /// The destination cannot be parsed.
@@ -63,10 +63,10 @@ pub enum RequestError {
          or [fd00::1]:80"
     )]
     To(String),
-    /// The namespace of the request cannot be the name of a namespace.
+    /// The default namespace is not a valid name.
     #[error("`{0}` is not the name of a namespace: give one name with -n")]
     Namespace(String),
-    /// The port of an address or a Service is invalid.
+    /// The port of the destination is not a number from 1 to 65535.
     #[error("`{0}` has no valid port: give a number from 1 to 65535")]
     InvalidPort(String),
     /// The destination is an address without a port.
@@ -83,7 +83,7 @@ pub enum RequestError {
     /// The IP families of sender and destination differ.
     #[error("{0} cannot send to {1}: one is IPv4, the other IPv6")]
     Family(IpAddr, SocketAddr),
-    /// The query has an unknown parameter.
+    /// The query string of an HTTP request has an unknown parameter.
     #[error("there is no parameter {0}; there are: to, from")]
     Parameter(String),
 }
@@ -94,7 +94,8 @@ impl TraceRequest {
     ///
     /// # Errors
     ///
-    /// Fails if the destination or a sender cannot be parsed.
+    /// Fails if the destination, the namespace or a sender is invalid, or if their IP families
+    /// differ.
     pub fn parse(to: &str, from: &str, namespace: &str) -> Result<Self, RequestError> {
         let text = to.trim();
         let to = to_of(text, namespace)?;
@@ -128,8 +129,8 @@ impl TraceRequest {
         Ok(Self { text, to, from })
     }
 
-    /// Returns the query string of the HTTP request. `from` is the list of senders as the user
-    /// typed it.
+    /// Returns the query string of the HTTP request to the daemon. `from` is the list of senders as
+    /// the user typed it.
     pub fn query(&self, from: &str) -> String {
         form_urlencoded::Serializer::new(String::new())
             .append_pair("to", &self.text)
@@ -137,11 +138,11 @@ impl TraceRequest {
             .finish()
     }
 
-    /// Parses the query string of an HTTP request.
+    /// Parses the query string of an HTTP request to the daemon.
     ///
     /// # Errors
     ///
-    /// Fails for an unknown parameter, or if the destination or a sender cannot be parsed.
+    /// Fails for an unknown parameter, or for an invalid destination or sender.
     pub fn read_query(query: &str) -> Result<Self, RequestError> {
         let (mut to, mut from) = (String::new(), String::new());
         for (name, value) in form_urlencoded::parse(query.as_bytes()) {
@@ -195,7 +196,8 @@ fn to_of(text: &str, namespace: &str) -> Result<TraceDestination, RequestError> 
     Ok(TraceDestination::Service(name, port))
 }
 
-/// Parses an address and port. Returns `None` if the text does not begin like an address.
+/// Parses an address and port with an optional protocol. Returns `None` if the text does not begin
+/// with an address.
 fn address_of(text: &str) -> Result<Option<TraceDestination>, RequestError> {
     let (at, protocol) = match text.rsplit_once('/') {
         Some((at, protocol)) => (at, Some(protocol)),
@@ -228,14 +230,14 @@ fn address_of(text: &str) -> Result<Option<TraceDestination>, RequestError> {
     Ok(Some(TraceDestination::Address(at, protocol)))
 }
 
-/// Parses a protocol in upper or lower case. Returns `None` for any other word.
+/// Parses a protocol: TCP, UDP or SCTP, in upper or lower case. Returns `None` for any other word.
 pub(crate) fn protocol_of(word: &str) -> Option<Protocol> {
     let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
     all.into_iter()
         .find(|protocol| protocol.lower().eq_ignore_ascii_case(word))
 }
 
-/// Returns the start of a text, for an error.
+/// Returns at most the first 100 characters of a text, for an error message.
 fn shortened(text: &str) -> String {
     const MOST: usize = 100;
     match text.char_indices().nth(MOST) {
@@ -256,7 +258,8 @@ fn from_of(word: &str) -> Result<TraceSender, RequestError> {
     })
 }
 
-/// Reports whether a text may be a name in Kubernetes. The API server is stricter.
+/// Reports whether a text may be the name of a Kubernetes object. The API server's check is
+/// stricter.
 fn is_label(text: &str) -> bool {
     let is_usual = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
     (1..=253).contains(&text.len()) && text.bytes().all(is_usual)

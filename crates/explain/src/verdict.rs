@@ -1,4 +1,4 @@
-//! Summarises the paths of a packet in one sentence.
+//! Summarises the paths of a packet in one sentence, the verdict.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -11,12 +11,12 @@ use super::objects::ServicePortAddress;
 use super::origin::NOT_OURS;
 use super::walk_text::THIS_NODE;
 
-/// Location ([`Step::place`](view::Step::place)) of a routing decision.
+/// Location of a step ([`Step::place`](view::Step::place)) at which the kernel looks up a route.
 const ROUTING: &str = "routing";
-/// Maximum number of endpoints that a sentence names.
+/// Maximum number of endpoints that a verdict names.
 const NAMED: usize = 4;
 
-/// Returns the verdict on a packet that may take these paths.
+/// Returns the verdict on a packet, from all paths that it may take.
 pub(crate) fn verdict(planned: &TracedPacket<'_>, walks: &[Walk]) -> String {
     let mut parts: Vec<(f64, String)> = Vec::new();
     for (end, delivered) in delivered(walks) {
@@ -66,8 +66,8 @@ enum ReplyFate<'a> {
     Lost(&'a str),
 }
 
-/// Groups the delivered paths by the fate of the reply. The first group has the paths with a
-/// returning reply.
+/// Groups the delivered paths by the fate of the reply: returning replies first, then uncertain
+/// ones, then lost ones.
 fn delivered(walks: &[Walk]) -> BTreeMap<ReplyFate<'_>, Vec<&Walk>> {
     let mut all: BTreeMap<ReplyFate<'_>, Vec<&Walk>> = BTreeMap::new();
     for walk in walks.iter().filter(|walk| walk.fate == Fate::Delivered) {
@@ -85,7 +85,7 @@ fn total(walks: &[&Walk]) -> f64 {
     walks.iter().map(|walk| walk.chance.0).sum()
 }
 
-/// Describes the endpoints that a packet reaches, and the source that they see: `reaches
+/// Describes the endpoints that a packet reaches, and the client address that they see: `reaches
 /// 10.244.1.5:8080 or 10.244.2.7:8080, half each; the endpoint sees …`.
 fn reached(planned: &TracedPacket<'_>, walks: &[&Walk]) -> String {
     format!(
@@ -95,7 +95,7 @@ fn reached(planned: &TracedPacket<'_>, walks: &[&Walk]) -> String {
     )
 }
 
-/// Lists endpoints with their shares of the packets, such as `10.244.1.5:8080 or 10.244.2.7:8080,
+/// Lists the endpoints, each with its share of the packets: `10.244.1.5:8080 or 10.244.2.7:8080,
 /// half each`.
 fn named(planned: &TracedPacket<'_>, walks: &[&Walk]) -> String {
     let mut shares: Vec<(String, f64)> = Vec::new();
@@ -185,12 +185,12 @@ fn seen(planned: &TracedPacket<'_>, walks: &[&Walk]) -> String {
     }
 }
 
-/// Reports whether the endpoint sees the original source address.
+/// Reports whether the endpoint sees the packet's original source address.
 pub(crate) fn is_kept(walk: &Walk) -> bool {
     walk.source.starts_with("kept")
 }
 
-/// Describes a path on which the packet does not reach an endpoint.
+/// Describes the fate of a packet on a path that does not lead to an endpoint.
 fn other(planned: &TracedPacket<'_>, walk: &Walk) -> String {
     let last = walk.steps.last();
     let why = why(planned, walk.fate);
@@ -231,7 +231,8 @@ fn other(planned: &TracedPacket<'_>, walk: &Walk) -> String {
         Fate::Dropped => format!("is dropped by {at}, and hears nothing{because}"),
         Fate::Reset => format!("is accepted by {at}, and reset{because}"),
         Fate::Local => local(planned, walk),
-        // The function `delivered` selects the delivered paths, so they do not reach this line.
+        // The function `delivered` handles delivered paths, so `Fate::Delivered` never reaches this
+        // arm.
         Fate::Delivered | Fate::Forwarded => format!(
             "is forwarded to {} unchanged: no Service matches here",
             walk.endpoint
@@ -242,9 +243,9 @@ fn other(planned: &TracedPacket<'_>, walk: &Walk) -> String {
     }
 }
 
-/// Explains that IPVS mode binds the destination address on this node, so that no other host with
-/// this address is reachable from here. Returns an empty text if no Service names the address, or
-/// if a Service has this port.
+/// Explains that IPVS mode makes the destination address local, so that this node reaches no other
+/// host with this address. Returns an empty text if no Service names the address, or if a Service
+/// has this port.
 fn taken(planned: &TracedPacket<'_>) -> String {
     if planned.named_by.is_empty() || planned.of.is_some() {
         return String::new();
@@ -257,8 +258,8 @@ fn taken(planned: &TracedPacket<'_>) -> String {
     )
 }
 
-/// Describes why routing drops a packet. If the sender has a service address, adds advice for the
-/// operator.
+/// Describes why the kernel's route look-up drops a packet. If the sender has a service address,
+/// adds advice for the operator.
 fn by_routing(planned: &TracedPacket<'_>, says: &str) -> String {
     let why = says.strip_prefix("dropped: ").unwrap_or(says);
     if planned.sender.has_service_address {
@@ -273,7 +274,8 @@ fn by_routing(planned: &TracedPacket<'_>, says: &str) -> String {
     }
 }
 
-/// Describes a packet that a process of this node receives, at an address that no Service has.
+/// Describes the fate of a packet that a process of this node receives, at an address and port of
+/// no Service.
 fn local(planned: &TracedPacket<'_>, walk: &Walk) -> String {
     let at = walk.endpoint.clone();
     let at = at.unwrap_or_else(|| planned.to.to_string());
@@ -288,8 +290,8 @@ fn local(planned: &TracedPacket<'_>, walk: &Walk) -> String {
     }
 }
 
-/// Returns the reason why the address of a Service is not served, if the Kubernetes objects show
-/// one.
+/// Returns the reason why this node does not serve the address of a Service, if the Kubernetes
+/// objects show one.
 fn why(planned: &TracedPacket<'_>, fate: Fate) -> Option<String> {
     if !matches!(fate, Fate::Refused | Fate::Dropped | Fate::Reset) {
         return None;
@@ -355,7 +357,7 @@ fn outside_ranges(planned: &TracedPacket<'_>, of: &ServicePortAddress<'_>) -> Op
     }
 }
 
-/// Formats a probability, such as `half of the time`.
+/// Formats a probability as `half of the time` or `25 % of the time`.
 fn times(chance: f64) -> String {
     if (chance - 0.5).abs() < 0.005 {
         "half of the time".to_owned()

@@ -1,4 +1,4 @@
-//! Converts a traced path to the texts of the response.
+//! Converts a traced path to the texts of a response.
 
 use std::net::SocketAddr;
 
@@ -13,17 +13,19 @@ use super::answer::{self, EndpointReplies};
 use super::journeys::TracedPacket;
 use super::origin::{PathStep, origin};
 
-/// Text for the source address that an endpoint sees in userspace mode.
+/// Text for the source that an endpoint sees if the relay of kube-proxy connects to it.
 const BY_RELAY: &str = "masqueraded, to an address of this node: kube-proxy itself connects";
 /// Text for a source address that the endpoint sees unchanged.
 const KEPT: &str = "kept";
-/// Text for the end of a path on this node, if no Service has the destination address.
+/// Name of the last step if the packet ends on this node and no Service has its destination
+/// address.
 pub(crate) const THIS_NODE: &str = "this node itself";
 
-/// Function that returns the Service port for which the daemon listens on a port number.
+/// Function that returns the Service port for which the daemon itself listens on a port of this
+/// node, or `None` if there is none.
 pub type Listening<'a> = &'a dyn Fn(IpFamily, Protocol, u16) -> Option<RelayedPort>;
 
-/// Inputs for converting a traced path into text.
+/// Inputs for the conversion of a traced path to texts.
 #[derive(Clone, Copy)]
 pub(crate) struct TextInputs<'a> {
     pub(crate) kernel: &'a dyn EndpointReplies,
@@ -32,7 +34,8 @@ pub(crate) struct TextInputs<'a> {
     pub(crate) modes: Footprints,
 }
 
-/// Converts a traced path. If the daemon relays the connection, returns one path for each endpoint.
+/// Converts a traced path to paths of a response: one or, if the daemon relays the connection, one
+/// for each endpoint.
 pub(crate) fn told(
     followed: &packet_path::Walk,
     planned: &TracedPacket<'_>,
@@ -97,8 +100,7 @@ pub(crate) fn told(
     vec![walk]
 }
 
-/// Determines whether a process receives the packet of a path that ends on this node. Adds the
-/// result to the path.
+/// Finds out whether a process on this node receives the packet, and adds the result to the path.
 fn listened(
     walk: &mut Walk,
     followed: &packet_path::Walk,
@@ -180,8 +182,8 @@ fn see(walk: &mut Walk, followed: &packet_path::Walk, planned: &TracedPacket<'_>
     };
 }
 
-/// Returns the source that the endpoint sees. For a NodePort, or for a destination of no Service,
-/// never returns [`Source::ServiceAddress`], because the destination address belongs to the node.
+/// Returns the source that the endpoint sees. At a NodePort, or without a Service, the destination
+/// address belongs to the node, so the result is never [`Source::ServiceAddress`].
 pub(super) fn source(followed: &packet_path::Walk, planned: &TracedPacket<'_>) -> Source {
     let of = planned.of.as_ref().map(|of| of.address.kind);
     match followed.source {
@@ -190,14 +192,14 @@ pub(super) fn source(followed: &packet_path::Walk, planned: &TracedPacket<'_>) -
     }
 }
 
-/// Reports whether a path ends at a port on which the daemon listens.
+/// Reports whether a path ends at a port on which the daemon itself listens.
 fn is_listening(walk: &Walk) -> bool {
     walk.steps
         .iter()
         .any(|step| step.origin.contains(LISTENING))
 }
 
-/// Reports whether the packet goes to a NodePort on localhost that the daemon relays.
+/// Reports whether the packet goes to a NodePort on localhost that the daemon's relay serves.
 fn is_relayed_on_localhost(
     packet: &Packet,
     planned: &TracedPacket<'_>,
@@ -208,8 +210,8 @@ fn is_relayed_on_localhost(
         && (around.listening)(family, planned.protocol, packet.port).is_some()
 }
 
-/// Returns the paths of a connection that the daemon relays, one per endpoint. Returns a single
-/// path if the endpoints are unknown, or if the daemon ends the connection itself.
+/// Returns the paths of a connection that the daemon's relay accepts, one for each endpoint.
+/// Returns a single path if the endpoints are unknown, or if the relay rejects the connection.
 fn relayed(
     mut walk: Walk,
     packet: &Packet,

@@ -1,4 +1,4 @@
-//! Responds to `/api/v1/explain`, which traces packets.
+//! Responds to `/api/v1/explain`: traces packets through this node.
 
 use std::net::IpAddr;
 
@@ -13,20 +13,22 @@ use super::question::{ClaimingServices, NodeContext, Question, ServiceCopy};
 use super::service::{Detail, ServiceContext};
 use super::{Asker, Inspect, RequestRefusal, rendered};
 
-/// Maximum number of Services that the daemon's loop checks in one turn for this request.
+/// Maximum number of Services that the daemon's main loop searches in one turn for an address, or
+/// for pods of this node.
 pub(crate) const LOOKED_AT_A_TURN: usize = 2_000;
-/// Maximum number of endpoints in which the loop searches for pods of this node.
+/// Maximum number of endpoints that the daemon's main loop searches for pods of this node.
 const ENDPOINTS_LOOKED_AT: usize = 10_000;
-/// Maximum number of this node's pods that the daemon's main loop returns for a request.
+/// Maximum number of this node's pods that the daemon's main loop returns for a trace.
 const PODS: usize = 64;
-/// Maximum number of Services that a response lists because they name the requested address as an
-/// external or load-balancer address.
+/// Maximum number of Services that a response names because the requested address is one of their
+/// external or load-balancer addresses.
 const NAMED_BY: usize = 4;
-/// Maximum number of attempts at a search. An attempt fails if Services change during the search.
+/// Maximum number of attempts at a search. An attempt fails if Services are added or removed during
+/// the search.
 const TRIES: usize = 3;
 
 impl Inspect {
-    /// Traces packets to the destination in the query, and renders the result.
+    /// Traces packets to the destination in the query, and renders the result as JSON.
     pub(super) async fn explain(&self, uri: &Uri, asker: Asker) -> Result<Vec<u8>, RequestRefusal> {
         let asked = TraceRequest::read_query(uri.query().unwrap_or_default());
         let asked = asked.map_err(|error| RequestRefusal::Wrong(error.to_string()))?;
@@ -38,7 +40,8 @@ impl Inspect {
             Asker::Anyone => Quotes::Own,
         };
         rendered(move || {
-            // The next trace must wait until this work ends, even if the client disconnects.
+            // Keeps the permit until this work ends, even if the client disconnects, so that no
+            // other trace starts earlier.
             let _turn = turn;
             let objects = known.objects(&asked)?;
             let listening = listening(&counters);
@@ -48,7 +51,7 @@ impl Inspect {
         .await
     }
 
-    /// Requests from the daemon's loop the objects that a trace needs.
+    /// Requests copies of the objects that a trace needs from the daemon's main loop.
     async fn known(&self, asked: &TraceRequest) -> Result<CopiedObjects, RequestRefusal> {
         let names = match &asked.to {
             TraceDestination::Service(name, _) => {
@@ -62,7 +65,7 @@ impl Inspect {
         while !rest.is_empty() {
             let ask = rest.to_vec();
             let told = self.ask(|answer| Question::Services(ask, answer)).await?;
-            // Each reply covers at least one Service, so the loop ends.
+            // Each reply covers at least one Service, so this loop ends.
             rest = rest.get(told.len().max(1)..).unwrap_or_default();
             copied.extend(told.into_iter().flatten());
         }
@@ -86,8 +89,8 @@ impl Inspect {
         })
     }
 
-    /// Lists the Services that have an address and port. If the order of Services changes during
-    /// the search, starts the search again, up to a limited number of times.
+    /// Lists the Services that have an address and port. Starts the search again if Services are
+    /// added or removed meanwhile, but only a few times.
     pub async fn claimants(
         &self,
         address: IpAddr,
@@ -116,7 +119,7 @@ impl Inspect {
     }
 }
 
-/// Copies of the objects that a trace needs, from the daemon's loop.
+/// Copies of the objects that a trace needs, made by the daemon's main loop.
 struct CopiedObjects {
     copied: Vec<ServiceCopy>,
     ground: NodeContext,
@@ -125,7 +128,8 @@ struct CopiedObjects {
 }
 
 impl CopiedObjects {
-    /// Converts the copies to API objects. This takes a while if there are many endpoints.
+    /// Converts the copies to API objects. With many endpoints, this takes too long for the
+    /// daemon's main loop.
     fn objects(self, asked: &TraceRequest) -> Result<Objects, RequestRefusal> {
         let (counted, nowhere) = (CounterSamples::default(), EndpointPlaces::default());
         let seen = ServiceContext::new(&self.ground, &counted, &nowhere);
@@ -143,8 +147,7 @@ impl CopiedObjects {
     }
 }
 
-/// Searches the Services from index `from` on for an address and port. Checks at most
-/// `LOOKED_AT_A_TURN` Services.
+/// Searches at most `LOOKED_AT_A_TURN` Services, from index `from` on, for an address and port.
 pub fn claimants(model: &Model, from: usize, address: IpAddr, port: u16) -> ClaimingServices {
     let mut looked_at = 0;
     let names = model.service_names().skip(from).take(LOOKED_AT_A_TURN);
@@ -161,7 +164,8 @@ pub fn claimants(model: &Model, from: usize, address: IpAddr, port: u16) -> Clai
     }
 }
 
-/// Reports whether a Service may have an address and port. A NodePort matches with any address.
+/// Reports whether a Service may be served at an address and port. A NodePort matches at any
+/// address.
 fn has(service: &Service, address: IpAddr, port: u16) -> bool {
     let is_it = |place| match place {
         FrontendAddress::At(at) => at.address == address && at.port == port,
@@ -171,7 +175,8 @@ fn has(service: &Service, address: IpAddr, port: u16) -> bool {
     ports.any(|own| places(service, own).any(is_it))
 }
 
-/// Returns facts about this node from the object model.
+/// Returns facts about this node from the object model, and Services that name `address` as
+/// external.
 pub fn own_node(
     model: &Model,
     name: &str,
@@ -200,7 +205,7 @@ pub fn own_node(
     }
 }
 
-/// Returns the addresses of some pods of this node, from the endpoints of the first Services.
+/// Returns the addresses of some pods of the node `name`, from the endpoints of the first Services.
 fn own_pods(model: &Model, name: &str) -> Vec<IpAddr> {
     let names = model.service_names().take(LOOKED_AT_A_TURN);
     let views = names.filter_map(|name| model.view(name));
@@ -217,7 +222,8 @@ fn own_pods(model: &Model, name: &str) -> Vec<IpAddr> {
     pods
 }
 
-/// Returns a function that looks up the Service port for which the daemon listens on a port number.
+/// Returns a function that finds the Service port for which the daemon itself listens on a port of
+/// this node.
 fn listening(
     counters: &Counters,
 ) -> impl Fn(IpFamily, Protocol, u16) -> Option<service_counters::RelayedPort> + '_ {
@@ -227,7 +233,8 @@ fn listening(
     }
 }
 
-/// Returns an error if the requested Service does not have the requested port.
+/// Returns an error if the request names a port that the Service does not have. The error lists the
+/// Service's ports.
 fn unknown_port(asked: &TraceRequest, objects: &Objects) -> Result<(), RequestRefusal> {
     let TraceDestination::Service(name, Some(_)) = &asked.to else {
         return Ok(());

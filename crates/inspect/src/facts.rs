@@ -1,4 +1,4 @@
-//! Facts about the state of the daemon, which its loop copies for a response.
+//! Facts about the daemon's state, which its main loop copies for a response.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant, SystemTime};
@@ -17,25 +17,25 @@ pub struct Facts {
     pub uses: Uses,
     /// State of each IP family that the daemon serves.
     pub families: Vec<FamilyFacts>,
-    /// Parts of Services that the daemon rejects (addresses, options, and Services above the size
-    /// limit), each with the time at which the daemon found it.
+    /// Parts of Services that the daemon rejects, each with the time of the rejection: addresses,
+    /// options, and Services above the size limit.
     pub refused: Vec<(Contested, Instant)>,
     /// Number of Services that the daemon serves.
     pub services: usize,
-    /// Number of EndpointSlices of the Services that the daemon serves.
+    /// Number of EndpointSlices that belong to the Services in `services`.
     pub slices: usize,
     /// True once both initial lists (Services and EndpointSlices) are complete.
     pub is_complete: bool,
     /// True once each Service and EndpointSlice that exists has been readable at least once.
     pub is_whole: bool,
-    /// True if a Node object of this node exists, or `None` if this is unknown.
+    /// True if this node has a Node object, or `None` if this is unknown.
     pub has_node: Option<bool>,
-    /// Time at which the loop collected the facts.
+    /// Time at which the daemon's main loop copied these facts.
     pub now: Instant,
 }
 
 impl Facts {
-    /// Reports whether NodePorts are served at `address`.
+    /// Reports whether `address` serves NodePorts.
     pub fn is_of_node(&self, address: IpAddr) -> bool {
         let mut families = self.families.iter();
         let family = families.find(|of| of.family == IpFamily::of(address));
@@ -46,18 +46,18 @@ impl Facts {
 /// State of the daemon in one IP family.
 #[derive(Debug)]
 pub struct FamilyFacts {
-    /// IP family that the state belongs to.
+    /// IP family that this state belongs to.
     pub family: IpFamily,
-    /// Progress of the writes in the IP family.
+    /// Numbers of pending and failing entries, and since when changes are pending or stuck.
     pub standing: Standing,
-    /// True once the kernel has the entries of all initial Services.
+    /// True once the kernel has the entries of all Services that existed at the start.
     pub is_served: bool,
-    /// Failures, conflicts and drift that the mode has reported.
+    /// Failures, conflicts and drift in the mode's reports.
     pub seen: FamilyProblems,
-    /// Variant of the kernel's entries, such as `layout flat`. `None` if the mode cannot change the
-    /// variant at runtime.
+    /// Variant of the mode's entries, such as `layout flat`. `None` if the mode has only one
+    /// variant.
     pub form: Option<&'static str>,
-    /// Draining endpoints of the IP family.
+    /// Draining endpoints in this IP family.
     pub drains: proxy::Drains,
     /// Addresses that serve NodePorts, or `None` if they are unknown.
     pub node_ports: Option<NodePorts>,
@@ -68,13 +68,13 @@ pub struct FamilyFacts {
 pub struct DriftTotal {
     /// Number of entries that other programs have changed.
     pub count: u64,
-    /// Time at which the daemon found the last drift.
+    /// Time at which the daemon last found such drift.
     pub last: SystemTime,
-    /// Names of the first few entries in the last report of drift.
+    /// Names of the first few entries in the last report of such drift.
     pub names: Vec<String>,
 }
 
-/// Problems of an IP family that the mode has reported.
+/// Problems in one IP family, from the mode's reports.
 #[derive(Debug, Clone, Default)]
 pub struct FamilyProblems {
     /// Entries that the kernel refuses, each with its age.

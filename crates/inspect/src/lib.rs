@@ -1,5 +1,5 @@
-//! Serves the paths `/api/v1/...` on a local socket. Also serves them at the metrics address if the
-//! metrics address is a loopback address.
+//! Serves the paths `/api/v1/...` on a local socket and, if the metrics address is a loopback
+//! address, at this address as well.
 //!
 //! ```text
 //!   socket ───────┐
@@ -8,11 +8,11 @@
 //!                               └─▶ view ─▶ JSON
 //! ```
 //!
-//! - The daemon's loop owns the object model and the modes. So the server sends [`Question`]s to
-//!   the loop, which replies with copies.
-//! - The number of copies per turn is limited, so that a turn takes about 2 ms.
-//! - A blocking thread computes and renders the response.
-//! - Between requests, the server stores only counter samples, for a minute. So an idle API needs
+//! - The daemon's main loop owns the object model and the modes. So the server sends [`Question`]s
+//!   to this loop, which replies with copies.
+//! - The loop copies a limited number of objects in each turn, so that a turn takes about 2 ms.
+//! - A separate thread computes and renders the response.
+//! - Between requests, the server stores only counter samples, for a minute. So an unused API needs
 //!   no memory.
 //! - The API is read-only: it accepts only `GET` and `HEAD`. No response contains a secret.
 //!
@@ -21,22 +21,22 @@
 //! The socket is a file in `/run/kube-proxy/inspect`, a directory of mode 0700.
 //!
 //! - Only root can replace the socket of a stopped daemon.
-//! - The name of the file is the number of the network namespace, so that two test nodes on one
+//! - The file's name is the inode number of the network namespace, so that two test nodes on one
 //!   machine use different files.
-//! - The client checks who owns the directory, and which user the server has (`SO_PEERCRED`).
+//! - The client checks the owner of the directory, and the user of the server (`SO_PEERCRED`).
 //!
 //! On a read-only root file system without a volume, the socket has the abstract name
 //! `@kube-proxy-ipvs/inspect`. Any process of the network namespace can bind that name.
 //!
-//! - The client accepts only a server that runs the client's own program file. Otherwise, its error
-//!   names the process.
-//! - The daemon accepts only user 0 and its own user.
+//! - The client accepts only a server that runs the client's own program file. If another process
+//!   has the name, the client's error names this process.
+//! - The daemon accepts only clients of user 0 and of its own user.
 //!
 //! # The metrics address
 //!
 //! Any process on the node may send requests to this address, but the kernel shows rules only to
-//! root. So responses mention the rules of other programs, but do not quote them. Requests at this
-//! address and at the socket have separate limits (`request_limits`).
+//! root. So responses at this address mention other programs' rules, but do not quote them. The
+//! address and the socket have separate limits on requests (`request_limits`).
 
 mod explain;
 mod facts;
@@ -80,11 +80,11 @@ pub use question::{
 pub use request_limits::Asker;
 use request_limits::{RequestSlots, TURN_PATIENCE, Trims};
 
-/// Beginning of the paths of all requests.
+/// Prefix of the paths of all requests.
 pub const PREFIX: &str = "/api/v1/";
-/// Maximum number of questions that wait for the daemon's loop.
+/// Maximum number of questions that wait in the queue to the daemon's main loop.
 const QUEUE: usize = 16;
-/// Maximum time that a request waits for a reply of the daemon's loop.
+/// Longest time for which a request waits for a reply of the daemon's main loop.
 const LOOP_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Server that responds to requests about the daemon's state.
@@ -93,8 +93,8 @@ pub struct Inspect {
     /// Source of the daemon's objects. Empty until the source is open.
     source: OnceLock<Origin>,
     counters: Counters,
-    /// Counters for status requests. They have their own reader, so that other requests do not
-    /// delay a status.
+    /// Counters for status requests, with their own reader, so that no other request delays a
+    /// status.
     status_counters: Counters,
     looks: top::SampleStore,
     health: Arc<dyn Health>,
@@ -104,7 +104,7 @@ pub struct Inspect {
     of_anyone: RequestSlots,
 }
 
-/// Facts about the process that do not change.
+/// Facts about the daemon's process that do not change.
 #[derive(Debug, Clone)]
 pub struct About {
     /// Name of this node in the cluster.
@@ -113,30 +113,30 @@ pub struct About {
     pub started: SystemTime,
     /// Version of this program.
     pub version: &'static str,
-    /// Version of Kubernetes that this program matches.
+    /// Kubernetes version of the kube-proxy that this program replaces.
     pub kubernetes: String,
     /// Footprints of the modes in this build.
     pub modes: Footprints,
-    /// Function that takes the name of a scheduler. It returns the reason why IPVS lacks the
-    /// scheduler, or `None` if IPVS may have it.
+    /// Function that returns the reason why IPVS lacks the scheduler with the given name, or `None`
+    /// if IPVS may have it.
     pub missing_scheduler: fn(&str) -> Option<String>,
-    /// Function that returns free memory to the system. Blocks.
+    /// Function that returns freed memory to the system. Blocks.
     pub trim: fn(),
 }
 
-/// Interface to the daemon's health.
+/// Interface to the state that the daemon's health checks use.
 pub trait Health: Send + Sync {
-    /// Reports whether the initial lists are complete, so that the first sync has begun.
+    /// Reports whether the initial lists of objects are complete, so that the first sync may begin.
     fn is_expecting(&self) -> bool;
 
-    /// Lists the conditions that must hold before the daemon is ready.
+    /// Lists the conditions that the daemon still waits for before it is ready.
     fn awaiting(&self) -> Vec<String>;
 
     /// Reports whether the daemon writes changes to the kernel in time.
     fn is_healthy(&self, now: Instant) -> bool;
 
-    /// Returns for each IP family the time up to which all changes are in the kernel. Omits a
-    /// family if this time is unknown.
+    /// Returns for each IP family the time up to which the kernel has all changes. Omits a family
+    /// for which this time is unknown.
     fn updated(&self) -> BTreeMap<IpFamily, Instant>;
 }
 
@@ -145,25 +145,24 @@ pub trait Health: Send + Sync {
 pub struct Origin {
     /// Description of the source for users, without secrets.
     pub from: String,
-    /// Access to objects that the object model does not store.
+    /// Access to details of objects that the object model does not store.
     pub registry: Registry,
-    /// Errors that the source has at present.
+    /// Errors that the source reports at present.
     pub troubles: Troubles,
     /// Manifests that the source cannot read at present.
     pub unreadable: UnreadableManifests,
 }
 
-/// Reason why a request gets an error instead of an object.
+/// Reason why a request gets an error as its response.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestRefusal {
     /// The daemon is starting: its initial lists of objects are incomplete.
     #[error("the daemon is starting, and awaits {0}")]
     Starting(String),
-    /// The daemon's loop is busy, or the daemon is ending.
+    /// The daemon's main loop is busy, or the daemon is ending.
     #[error("the daemon's loop has not answered within {} s: see its log", LOOP_PATIENCE.as_secs())]
     Late,
-    /// Too many earlier requests are in progress, or clients have not read the responses to earlier
-    /// requests yet.
+    /// Too many earlier requests are in progress, or too many of their responses are unread.
     #[error(
         "too many requests are running, and none ended within {} s: try again",
         TURN_PATIENCE.as_secs()
@@ -181,7 +180,8 @@ pub enum RequestRefusal {
 }
 
 impl Inspect {
-    /// Creates the server, and the channel from which the daemon's loop receives questions.
+    /// Creates the server, and the channel through which the daemon's main loop receives its
+    /// questions.
     pub fn new(
         about: About,
         health: Arc<dyn Health>,
@@ -233,7 +233,7 @@ impl Inspect {
             Ok(turn) => turn,
             Err(busy) => return refused(&busy),
         };
-        // Runs in its own task. If the client disconnects, the request still counts towards the
+        // Runs in a separate task. If the client disconnects, the request still counts towards the
         // limits until its work ends.
         let (inspect, uri) = (Arc::clone(self), head.uri.clone());
         let answered = tokio::spawn(async move {
@@ -260,7 +260,7 @@ impl Inspect {
                         )),
                     },
                 };
-                // The copied objects are freed now, so their memory can soon return to the system.
+                // The copied objects are freed here, so their memory can return to the system soon.
                 // Counter samples are freed later.
                 self.trims.soon();
                 found
@@ -283,7 +283,7 @@ impl Inspect {
         }
     }
 
-    /// Sends a question to the daemon's loop, and waits for the reply.
+    /// Sends a question to the daemon's main loop, and waits for the reply.
     async fn ask<T>(
         &self,
         question: impl FnOnce(oneshot::Sender<T>) -> Question,
@@ -303,12 +303,12 @@ impl Inspect {
     }
 }
 
-/// Returns the rest of the path after [`PREFIX`].
+/// Returns the part of the path after [`PREFIX`].
 fn path(uri: &Uri) -> &str {
     uri.path().strip_prefix(PREFIX).unwrap_or_default()
 }
 
-/// Server on the local socket. Its clients have the rights of root.
+/// Handler of requests at the local socket, whose clients have the rights of root.
 struct ByRoot(Arc<Inspect>);
 
 impl Respond for ByRoot {
@@ -341,14 +341,14 @@ fn failed(code: StatusCode, why: &str) -> Answer {
     uncached(answer(code, "application/json", body))
 }
 
-/// Adds a header that forbids caching, because a response is a snapshot.
+/// Adds a header that forbids caching, because a response is only a snapshot.
 fn uncached(mut answer: Answer) -> Answer {
     let not = HeaderValue::from_static("no-store");
     answer.headers_mut().insert(header::CACHE_CONTROL, not);
     answer
 }
 
-/// Computes an object and renders it as JSON on a blocking thread.
+/// Computes an object and renders it as JSON, on a thread that may block.
 async fn rendered<T: Serialize>(
     work: impl FnOnce() -> Result<T, RequestRefusal> + Send + 'static,
 ) -> Result<Vec<u8>, RequestRefusal> {
@@ -360,7 +360,7 @@ async fn rendered<T: Serialize>(
     rendered.await.map_err(ended)?
 }
 
-/// Parses a path with a query. Only the fuzzer uses this function.
+/// Parses a path with its query string, for the fuzzer.
 #[doc(hidden)]
 pub fn read_query(text: &str) {
     if let Ok(uri) = text.parse::<Uri>() {

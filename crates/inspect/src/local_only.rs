@@ -1,10 +1,10 @@
-//! Restricts the API at the metrics address to clients on this node. In a browser, only the
-//! daemon's own page may use the API.
+//! Restricts the API at the metrics address to clients on this node. Of the pages in a browser,
+//! only the daemon's own page may use the API.
 //!
-//! Every program on the node can reach a loopback address, including a browser. Another site can
-//! make its own host name resolve to 127.0.0.1 (DNS rebinding). The browser then lets the site's
-//! page read the daemon's responses. Such a request has the site's name as its host. So this module
-//! accepts only host names of this node.
+//! Every program on the node can reach a loopback address, including a browser. A foreign site can
+//! make its own host name resolve to 127.0.0.1 (DNS rebinding), so the browser lets the site's page
+//! read the daemon's responses. The request then has the site's host name. So this module accepts
+//! only host names of this node.
 
 use std::net::IpAddr;
 
@@ -14,8 +14,8 @@ use http::{HeaderName, HeaderValue, header};
 /// Header in which a browser says which site caused a request (Fetch Metadata, W3C).
 const SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Returns the reason why the server rejects a request at the metrics address, or `None` if it
-/// allows the request. `is_loopback` is true if only this node can reach the address.
+/// Returns the reason why the server rejects a request at the metrics address, or `None` for an
+/// allowed request. `is_loopback` is true if the metrics address is a loopback address.
 pub fn refusal(head: &Parts, is_loopback: bool) -> Option<&'static str> {
     if !is_loopback {
         return Some(
@@ -37,11 +37,11 @@ pub fn refusal(head: &Parts, is_loopback: bool) -> Option<&'static str> {
         .then_some("a page from elsewhere asks: only the page /ui/ of this address may")
 }
 
-/// Reports whether a page of another site caused the request. That page could not read the
-/// response, but the request would cost work on the node.
+/// Reports whether a page of another site caused an API request. The page cannot read the response,
+/// but the request costs work on the node.
 ///
-/// Returns false for a link to the daemon's own page. Also returns false for clients other than
-/// browsers, because only browsers send [`SITE`].
+/// Returns false for the path of the daemon's own page. Also returns false for a client that does
+/// not send the header [`SITE`], as only browsers do.
 fn is_anothers(head: &Parts) -> bool {
     let site = head.headers.get(SITE).map(HeaderValue::as_bytes);
     head.uri.path().starts_with(super::PREFIX)
@@ -50,7 +50,7 @@ fn is_anothers(head: &Parts) -> bool {
 
 fn is_of_this_node(host: &str) -> bool {
     let name = match host.rsplit_once(':') {
-        // The last colon separates the port, and is not part of an IPv6 address in brackets.
+        // The last colon separates the port, unless it is inside the brackets of an IPv6 address.
         Some((name, port)) if !port.ends_with(']') => {
             if port.parse::<u16>().is_err() {
                 return false;

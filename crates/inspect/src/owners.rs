@@ -1,5 +1,5 @@
-//! Finds the Service ports that own addresses. In one turn, the daemon's loop checks only a limited
-//! number of Services, and copies the matching Service ports.
+//! Finds the Service ports that own addresses. In one turn, the daemon's main loop checks a limited
+//! number of Services, and copies the Service ports that match.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use proxy::{Model, NamespacedName, Protocol, Service, ServicePort, ServicePortNa
 use service_counters::At;
 use service_counters::frontend_addresses::{FrontendAddress, addresses, places};
 
-/// Maximum number of Services that the daemon's loop checks in one turn.
+/// Maximum number of Services that the daemon's main loop checks in one turn for owners.
 pub(crate) const LOOKED_AT_A_TURN: usize = 5_000;
 
 /// Addresses and names of the Service ports to find.
@@ -17,8 +17,8 @@ pub(crate) const LOOKED_AT_A_TURN: usize = 5_000;
 pub struct RequestedPorts {
     /// Addresses of the Service ports to find.
     pub(crate) at: HashSet<At>,
-    /// Port numbers of the addresses in `at`. Each may be a NodePort, because this module does not
-    /// know which addresses the node has.
+    /// Port numbers of the addresses in `at`. Each may be a NodePort, because the request does not
+    /// know which addresses belong to the node.
     pub(crate) ports: HashSet<(u16, Protocol)>,
     /// Names of the Service ports to find.
     pub(crate) names: HashSet<ServicePortName>,
@@ -43,7 +43,7 @@ impl RequestedPorts {
             FrontendAddress::At(at) => self.at.contains(&at),
             FrontendAddress::NodePort(number, protocol) => self.ports.contains(&(number, protocol)),
         };
-        // Compares the port numbers first, because this quickly excludes most Services.
+        // Compares port numbers first, because this excludes most Services quickly.
         let may_be = port.node_port.is_some() || self.ports.contains(&(port.port, port.protocol));
         (may_be && places(service, port).any(is_wanted))
             || (!self.names.is_empty() && self.names.contains(&name(service, port)))
@@ -56,18 +56,18 @@ pub(crate) struct Owner {
     pub(crate) name: ServicePortName,
     pub(crate) port: u16,
     pub(crate) node_port: Option<u16>,
-    /// Addresses of the Service. Does not include the node's addresses, which serve NodePorts.
+    /// Addresses of the Service itself, without the node's addresses that serve its NodePort.
     pub(crate) addresses: Vec<IpAddr>,
 }
 
-/// Matching Service ports that the daemon's loop found in one turn.
+/// Service ports that the daemon's main loop has found in one turn.
 #[derive(Debug, Default)]
 pub struct Owners {
     pub(crate) found: Vec<Owner>,
     pub(crate) is_last: bool,
 }
 
-/// Searches the Services from index `from` on. Checks at most `LOOKED_AT_A_TURN` Services.
+/// Searches at most `LOOKED_AT_A_TURN` Services, from index `from` on, for the ports in `wanted`.
 pub fn owners(model: &Model, wanted: &RequestedPorts, from: usize) -> Owners {
     let names = model.service_names().skip(from).take(LOOKED_AT_A_TURN);
     let mut found = Vec::new();

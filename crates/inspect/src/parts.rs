@@ -1,4 +1,4 @@
-//! Reads the kernel features that a mode uses, and the usage of limited objects: ipsets, IPVS
+//! Reports the kernel features that a mode uses, and the usage of limited resources: ipsets, IPVS
 //! connections, conntrack entries and open files. Runs only for a request, blocks, and loads no
 //! kernel module.
 
@@ -15,17 +15,18 @@ use proxy::IpFamily;
 use rustix::process::{Resource, getrlimit};
 use view::{Feature, Limit, OFF};
 
-/// Function that takes the name of a scheduler. It returns the reason why IPVS lacks the scheduler,
-/// or `None` if IPVS may have it.
+/// Function that returns the reason why IPVS lacks the scheduler with the given name, or `None` if
+/// IPVS may have it.
 type MissingScheduler = fn(&str) -> Option<String>;
 
-/// Root of the file system with the kernel's files.
+/// Root directory, below which the kernel's files are.
 const ROOT: &str = "/";
 
-/// Directory with the settings and the counters of connection tracking.
+/// Directory with the sysctls of connection tracking.
 const CONNTRACK: &str = "/proc/sys/net/netfilter";
 
-/// Returns the current and the largest number of set members, connections and open files.
+/// Returns the usage and the limit of ipsets, IPVS connections, conntrack entries and open files.
+/// Omits resources that the mode does not use.
 pub(super) fn limits(parts: &[KernelFeature], modes: Footprints) -> Vec<Limit> {
     let mut limits = Vec::new();
     if parts.contains(&KernelFeature::Ipset) {
@@ -42,7 +43,7 @@ pub(super) fn limits(parts: &[KernelFeature], modes: Footprints) -> Vec<Limit> {
     limits
 }
 
-/// Creates a limit. It counts as nearly reached if 90 % or more is in use.
+/// Creates a limit of the resource `of`. It is nearly reached if at least 90 % is in use.
 fn limit(of: String, used: u64, limit: u64) -> Limit {
     Limit {
         of,
@@ -52,7 +53,7 @@ fn limit(of: String, used: u64, limit: u64) -> Limit {
     }
 }
 
-/// Returns the number of entries in each set of a mode, with the set's limit.
+/// Returns the number of entries and the maximum size of each ipset of a mode.
 fn sets(footprint: &Footprint) -> Vec<Limit> {
     let headers = Ipset::open().and_then(|mut ipset| ipset.headers());
     let headers = headers.unwrap_or_default();
@@ -69,8 +70,8 @@ fn sets(footprint: &Footprint) -> Vec<Limit> {
     IpFamily::ALL.into_iter().flat_map(of_family).collect()
 }
 
-/// Returns the number of IPVS connections in this network namespace, with the limit. Returns `None`
-/// if the kernel has no limit.
+/// Returns the number of IPVS connections in this network namespace, and their limit. Returns
+/// `None` if the kernel has no limit.
 fn connections(root: &Path) -> Option<Limit> {
     let tables = Tables::read(root).ok()??;
     let used = tables.status.connections?;
@@ -82,12 +83,12 @@ fn connections(root: &Path) -> Option<Limit> {
     ))
 }
 
-/// Returns the number of conntrack entries in this network namespace, with the limit that applies
-/// to all namespaces.
+/// Returns the number of conntrack entries in this network namespace, and their limit, which is the
+/// same for all namespaces.
 fn conntrack(folder: &Path) -> Option<Limit> {
     let used = number(&folder.join("nf_conntrack_count"))?;
     let most = number(&folder.join("nf_conntrack_max"))?;
-    // 0 means no limit.
+    // A maximum of 0 means that the kernel has no limit.
     (most > 0).then(|| limit("connection tracking entries".to_owned(), used, most))
 }
 
@@ -105,7 +106,7 @@ fn number(file: &Path) -> Option<u64> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
-/// Returns the kernel features that the mode needs, and whether the kernel has them.
+/// Lists the kernel features that the mode needs, each with whether the kernel has it.
 pub(super) fn features(uses: &Uses, missing_scheduler: MissingScheduler) -> Vec<Feature> {
     let mut features: Vec<Feature> = {
         let parts = uses.parts.iter();
@@ -155,16 +156,15 @@ fn of_part(part: &KernelFeature, missing_scheduler: MissingScheduler) -> Vec<Fea
                 found.map_err(|error| error.to_string()),
             )]
         }
-        // Always found, because the mode already ran the iptables programs at its start.
+        // The mode ran the iptables programs when it started, so this feature always exists.
         KernelFeature::Iptables(backend) => {
             vec![feature("iptables", Ok(format!("backend {backend}")))]
         }
     }
 }
 
-/// Returns the dormant iptables tables of the mode, by IP family. The kernel skips dormant tables
-/// for all packets. If the tables of a family cannot be read, returns the error as the text for
-/// this family.
+/// Lists the mode's dormant iptables tables, which the kernel skips for all packets. If the tables
+/// of an IP family cannot be read, lists the error.
 pub(super) fn switched_off(parts: &[KernelFeature]) -> Vec<(IpFamily, String)> {
     let backends = parts.iter().filter_map(|part| match part {
         KernelFeature::Iptables(backend) => Some(backend),
@@ -196,7 +196,7 @@ fn ipvs() -> Result<String, String> {
     Ok(format!("version {major}.{minor}.{patch}, {table}{grows}"))
 }
 
-/// Describes the state of an IPVS connection table that grows.
+/// Describes an IPVS connection table that the kernel enlarges as needed.
 fn growing(tables: &Tables) -> String {
     let connections = tables.status.connections.unwrap_or_default();
     let chain = tables.status.connection_table.longest().unwrap_or_default();
@@ -204,7 +204,7 @@ fn growing(tables: &Tables) -> String {
 }
 
 /// Describes the size of the IPVS connection table. Since Linux 7.1, the kernel creates it with the
-/// first virtual server of a namespace, and enlarges it later.
+/// first virtual server of a network namespace, and enlarges it later.
 fn connection_table(slots: u32) -> String {
     match slots {
         0 => "no connection table before the first virtual server".to_owned(),
@@ -221,7 +221,7 @@ fn tracking(folder: &Path) -> Feature {
     feature("connection tracking", found)
 }
 
-/// Reports as a feature whether conntrack entries count packets and bytes. Returns `None` if the
+/// Reports whether conntrack entries count packets and bytes, as a feature. Returns `None` if the
 /// kernel has no connection tracking.
 fn flow_counters(folder: &Path) -> Option<Feature> {
     let file = folder.join("nf_conntrack_acct");

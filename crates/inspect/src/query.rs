@@ -1,28 +1,28 @@
-//! Query string of a request for a list of Services.
+//! Parser of the query string of a request for a list of Services.
 
 use http::Uri;
 use proxy::NamespacedName;
 
 use super::RequestRefusal;
 
-/// Number of Services on a page, if the query does not set it.
+/// Number of Services on a page if the query has no parameter `limit`.
 const LIMIT: usize = 500;
 /// Maximum number of Services on a page.
 const LIMIT_MAX: usize = 5_000;
 
-/// Filter for the list of Services, and the details to include.
+/// Filter and page of a list of Services, and the details that it includes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Query {
     /// Namespace of the Services, or `None` for all namespaces.
     pub(super) namespace: Option<String>,
-    /// Text that `NAMESPACE/NAME` must contain, in lower case. An empty text matches all Services.
+    /// Text in lower case that `NAMESPACE/NAME` must contain. An empty text matches every Service.
     pub(super) search: String,
-    /// Last Service of the previous page, or `None` to request the first page.
+    /// Last Service of the previous page, or `None` for the first page.
     pub(super) after: Option<NamespacedName>,
     pub(super) limit: usize,
-    /// True to list endpoints, false only to count them.
+    /// True to list endpoints, false to only count them.
     pub(super) has_endpoints: bool,
-    /// True to include the counters of Services.
+    /// True to include the counters of each Service.
     pub(super) has_counters: bool,
 }
 
@@ -73,7 +73,7 @@ impl Query {
         Ok(query)
     }
 
-    /// Reports whether a Service matches the filter. Ignores the page.
+    /// Reports whether a Service matches the filter, on whichever page it is.
     pub(super) fn matches(&self, name: &NamespacedName) -> bool {
         let of = self.namespace.as_deref();
         of.is_none_or(|of| of == name.namespace())

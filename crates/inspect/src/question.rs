@@ -1,6 +1,6 @@
-//! Questions to the daemon's loop, and its replies, which are copies of limited size.
+//! Questions to the daemon's main loop, and its replies, which are copies of limited size.
 //!
-//! The limits keep each turn of the loop short. A test measures the time that a turn takes:
+//! The limits keep each turn of the main loop short. A test measures the duration of a turn:
 //! `run::answers::tests::no_inspection_api_request_blocks_the_main_loop`.
 
 use std::collections::HashSet;
@@ -19,62 +19,65 @@ use tokio::sync::oneshot::Sender;
 use super::facts::Facts;
 use super::owners::{Owners, RequestedPorts};
 
-/// Maximum number of names that the loop copies in one turn.
+/// Maximum number of Service names that the main loop copies in one turn.
 pub const NAMES_A_TURN: usize = 2_500;
-/// Maximum number of Services that the loop copies in one turn. The loop copies fewer Services if
-/// they have many endpoints.
+/// Maximum number of Services that the main loop copies in one turn. With many endpoints, it copies
+/// fewer Services.
 pub const SERVICES_A_TURN: usize = 100;
-/// Number of endpoints after which the loop copies no further Service in the same turn. The loop
-/// always copies all endpoints of a Service in one turn.
+/// Number of copied endpoints after which the main loop copies no further Service in the same turn.
+/// It never divides the endpoints of one Service.
 pub const ENDPOINTS_A_TURN: usize = 25_000;
-/// Maximum number of failures, and of conflicts, that the loop copies for one IP family.
+/// Maximum number of failures, and of conflicts, that the main loop copies for each IP family.
 pub const TROUBLES: usize = 1_000;
-/// Maximum number of draining endpoints with a start time that the loop copies for one IP family.
+/// Maximum number of draining endpoints that the main loop copies with their start times, for each
+/// IP family.
 pub const DRAINS: usize = 1_000;
 
-/// Question to the daemon's loop, with the channel for its reply. The loop takes at most about 2 ms
-/// for a reply, or longer for a Service with more than [`ENDPOINTS_A_TURN`] endpoints.
+/// Question to the daemon's main loop, with the channel for its reply. A reply takes about 2 ms at
+/// most, or longer for a Service with more than [`ENDPOINTS_A_TURN`] endpoints.
 pub enum Question {
-    /// Question for the state of the daemon.
+    /// Asks for the state of the daemon.
     Facts(Sender<Facts>),
-    /// Question for the owners of addresses. The loop checks a limited number of Services, from
-    /// this index on.
+    /// Asks for the Service ports that own addresses. The loop checks a limited number of Services,
+    /// from the given index on.
     Owners(Arc<RequestedPorts>, usize, Sender<Owners>),
-    /// Question for the names of Services, unsorted. The loop returns a limited number, from this
+    /// Asks for names of Services, unsorted. The loop returns a limited number, from the given
     /// index on.
     Names(usize, Sender<Names>),
-    /// Question for copies of the named Services. The loop returns at least one, but possibly not
-    /// all.
+    /// Asks for copies of the named Services. The loop returns the first of them, at least one.
     Services(Vec<NamespacedName>, Sender<Vec<Option<ServiceCopy>>>),
-    /// Question for the node's addresses, and for the problems of each IP family.
+    /// Asks for the node's addresses, and for the problems in each IP family.
     Ground(Sender<NodeContext>),
-    /// Question for the Services that have an address and port. The loop checks a limited number of
-    /// Services, from this index on.
+    /// Asks for the Services that have an address and port. The loop checks a limited number of
+    /// Services, from the given index on.
     Claimants(usize, IpAddr, u16, Sender<ClaimingServices>),
-    /// Question for the name of the mode, for facts about this node, and for Services that name
-    /// this address.
+    /// Asks for the mode's name, for facts about this node, and for Services that name the given
+    /// address as an external one.
     OwnNode(Option<IpAddr>, Sender<(&'static str, OwnNode)>),
 }
 
-/// Services that have the requested address, among those that the loop checked in one turn.
+/// Services with the requested address and port, among those that one turn of the main loop has
+/// checked.
 #[derive(Debug, Default)]
 pub struct ClaimingServices {
-    /// Names of the Services that have the requested address.
+    /// Names of the Services with the requested address and port.
     pub names: Vec<NamespacedName>,
-    /// Version of the list of Services. It changes whenever the order of Services changes.
+    /// Version of the list of Services. If two replies have different versions, their indexes do
+    /// not refer to the same list.
     pub version: u64,
-    /// Index from which the next turn must continue, or `None` once all Services are checked.
+    /// Index from which the next question must continue, or `None` once all Services are checked.
     pub next: Option<usize>,
 }
 
-/// Names of Services that the loop copied in one turn.
+/// Names of Services that one turn of the main loop has copied.
 #[derive(Debug)]
 pub struct Names {
     /// Names of some Services, in no order.
     pub some: Vec<NamespacedName>,
-    /// Version of the list of Services. It changes whenever the order of Services changes.
+    /// Version of the list of Services. If two replies have different versions, their indexes do
+    /// not refer to the same list.
     pub version: u64,
-    /// True if these are the last names.
+    /// True if no Service names follow these.
     pub is_last: bool,
 }
 
@@ -101,8 +104,8 @@ impl ServiceCopy {
         self.slices.iter().map(|slice| slice.endpoints.len()).sum()
     }
 
-    /// Returns the number of lines in a list of the Service's endpoints. An endpoint has one line
-    /// for each Service port.
+    /// Returns the number of lines in a list of the Service's endpoints: one for each endpoint and
+    /// Service port.
     pub(crate) fn listed_count(&self) -> usize {
         self.endpoint_count()
             .saturating_mul(self.service.ports.len())
@@ -113,7 +116,7 @@ impl ServiceCopy {
     }
 }
 
-/// Facts about the node and its problems, for responses about Services.
+/// Facts about the node and its problems, needed for responses about Services.
 #[derive(Debug, Default)]
 pub struct NodeContext {
     /// Problems of each IP family that the daemon serves.
@@ -123,21 +126,21 @@ pub struct NodeContext {
     pub refused: Vec<Contested>,
 }
 
-/// Facts about the node and its problems in one IP family.
+/// Facts about the node and its problems, in one IP family.
 #[derive(Debug)]
 pub struct GroundOfFamily {
-    /// Name and zone of the node.
+    /// Facts about the node, such as its name and zone.
     pub node: NodeFacts,
     /// Addresses that serve NodePorts, or `None` if they are unknown.
     pub node_ports: Option<NodePorts>,
-    /// Entries that the kernel refuses, with its errors.
+    /// Entries that the kernel refuses, with the kernel's errors.
     pub failures: Vec<Failure>,
     /// Addresses that more than one Service claims.
     pub conflicts: Vec<Conflict>,
     /// Addresses and ports at which another program has a virtual server.
     pub held_by_others: HashSet<ServiceAddress>,
-    /// Draining endpoints, at most [`DRAINS`] of them.
+    /// Draining endpoints, of which at most [`DRAINS`] have details.
     pub drains: Drains,
-    /// Time of the reply.
+    /// Time at which the main loop copied these facts.
     pub now: Instant,
 }

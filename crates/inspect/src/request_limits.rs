@@ -1,10 +1,11 @@
-//! Limits on the work and memory for requests. Root and other clients have separate limits:
+//! Limits the work and memory for requests. Root and other clients have separate limits, so that
+//! other clients cannot block root:
 //!
 //! - Root uses the local socket.
 //! - Any process on the node may use the metrics address, which accepts a limited number of
 //!   connections.
 //!
-//! So other clients cannot block root. A status request waits only for other status requests.
+//! A status request waits only for other status requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,23 +19,24 @@ use tokio::time::{sleep, timeout};
 
 use super::RequestRefusal;
 
-/// Maximum number of requests that the server processes in parallel for one kind of client. This
-/// number limits the memory that the requests need.
+/// Maximum number of requests that the server processes in parallel for one kind of client, to
+/// limit their memory.
 const AT_ONCE: usize = 2;
-/// Maximum number of traces in parallel. A trace reads the kernel's rules one by one.
+/// Maximum number of traces in parallel for one kind of client. A trace reads many rules from the
+/// kernel.
 const EXPLAINING: usize = 1;
-/// Longest time that a request waits for its turn.
+/// Longest time for which a request waits until it is processed.
 pub(super) const TURN_PATIENCE: Duration = Duration::from_secs(5);
-/// Maximum total size in KiB of the responses that clients have not read yet. Without this limit,
-/// clients that read slowly or never would use up memory.
+/// Maximum total size of unread responses, in KiB. Without this limit, clients that read slowly or
+/// never would use up memory.
 const UNTAKEN_KIB: u32 = 16 << 10;
-/// Size in bytes up to which a response does not count towards [`UNTAKEN_KIB`]. The limit on
-/// connections is enough to limit the memory of such responses.
+/// Size up to which a response does not count towards [`UNTAKEN_KIB`], in bytes. The limit on
+/// connections suffices for small responses.
 const SMALL_BYTES: usize = 64 << 10;
-/// Time after a response at which free memory returns to the system.
+/// Delay between a response and the return of its memory to the system.
 const TRIM_DELAY: Duration = Duration::from_secs(1);
 
-/// Kind of client that sent a request.
+/// Kind of client that sends a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asker {
     /// A client of the local socket, which is root or the daemon's own user.
@@ -49,12 +51,12 @@ pub(super) struct RequestSlots {
     at_once: Arc<Semaphore>,
     status: Arc<Semaphore>,
     explaining: Arc<Semaphore>,
-    /// Space for further responses that clients have not read yet, in KiB.
+    /// Room for further unread responses, in KiB.
     untaken: Arc<Semaphore>,
     trims: Trims,
 }
 
-/// Permission to process a request. Dropping the value lets the next request proceed.
+/// Permit to process a request. Dropping it lets the next request proceed.
 #[derive(Debug)]
 pub(super) struct Turn {
     _permit: OwnedSemaphorePermit,
@@ -87,8 +89,8 @@ impl RequestSlots {
         wait(&self.explaining, 1).await
     }
 
-    /// Waits until a response fits the limit on unread responses. The response counts as unread
-    /// until the client has read it or disconnects.
+    /// Waits until there is room for another unread response. It counts as unread until the client
+    /// has read it or disconnects.
     pub(super) async fn untaken(&self, answer: Vec<u8>) -> Result<Bytes, RequestRefusal> {
         if answer.len() <= SMALL_BYTES {
             return Ok(answer.into());
@@ -107,7 +109,7 @@ async fn wait(turns: &Arc<Semaphore>, count: u32) -> Result<Turn, RequestRefusal
     let permit = Arc::clone(turns).acquire_many_owned(count);
     match timeout(TURN_PATIENCE, permit).await {
         Ok(Ok(permit)) => Ok(Turn { _permit: permit }),
-        // `Ok(Err(_))` cannot happen, because no code closes the semaphore.
+        // `Ok(Err(_))` cannot happen, because nothing closes the semaphore.
         Ok(Err(_)) | Err(_) => Err(RequestRefusal::Busy),
     }
 }
@@ -131,8 +133,8 @@ impl Drop for UnreadResponse {
     }
 }
 
-/// Timer that returns free memory to the system after responses, at most once a second. Never runs
-/// on the thread of the daemon's loop. Clones share the timer.
+/// Timer that returns freed memory to the system after responses, at most once a second, and never
+/// on the thread of the main loop. Clones share the timer.
 #[derive(Debug, Clone)]
 pub(super) struct Trims {
     is_due: Arc<AtomicBool>,
@@ -140,7 +142,7 @@ pub(super) struct Trims {
 }
 
 impl Trims {
-    /// Creates a timer that calls the function `trim`.
+    /// Creates a timer that calls `trim` to return freed memory to the system.
     pub(super) fn new(trim: fn()) -> Self {
         Self {
             is_due: Arc::default(),
@@ -148,9 +150,9 @@ impl Trims {
         }
     }
 
-    /// Makes the timer return free memory to the system in a second.
+    /// Starts the timer, unless it already runs.
     pub(super) fn soon(&self) {
-        // Without a runtime, the process is about to end, so there is nothing to do.
+        // Without a runtime, the process is about to end, so its memory need not be returned.
         let Ok(runtime) = Handle::try_current() else {
             return;
         };
@@ -161,7 +163,7 @@ impl Trims {
         runtime.spawn(async move {
             sleep(TRIM_DELAY).await;
             is_due.store(false, Ordering::Relaxed);
-            // Ignores the error, because the runtime may be shutting down.
+            // Ignores an error, because the runtime may be shutting down.
             let _ = spawn_blocking(trim).await;
         });
     }
@@ -188,7 +190,7 @@ mod tests {
         assert!(root.untaken(large()).await.is_ok());
         drop(held);
         assert_eq!(anyone.untaken(large()).await.unwrap().len(), 6 << 20);
-        // A response that is larger than the whole limit passes once no other response is unread.
+        // A response that is larger than the limit passes once no other response is unread.
         assert!(anyone.untaken(vec![0; 40 << 20]).await.is_ok());
     }
 

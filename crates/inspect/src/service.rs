@@ -1,4 +1,4 @@
-//! Converts copied Services to objects of the API, and adds counters.
+//! Converts copied Services to objects of the API, with their counters.
 
 mod draining;
 
@@ -19,14 +19,14 @@ use draining::HeldEndpoints;
 
 use super::question::{NodeContext, ServiceCopy};
 
-/// Choice of the details that a converted Service includes.
+/// Choice of the details that an API object of a Service includes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Detail {
-    /// True to list endpoints, false only to count them.
+    /// True to list endpoints, false to only count them.
     pub(super) has_endpoints: bool,
 }
 
-/// Inputs to the conversion of a Service: the node's state, counters, and the names of pods and
+/// Inputs for the conversion of Services: the node's state, counters, and the names of pods and
 /// nodes.
 pub(super) struct ServiceContext<'a> {
     ground: &'a NodeContext,
@@ -36,7 +36,7 @@ pub(super) struct ServiceContext<'a> {
 }
 
 impl NodeContext {
-    /// Lists the addresses at which a Service port is served, each with its kind.
+    /// Lists the addresses at which this node serves a Service port, each with its kind.
     pub(super) fn addresses(
         &self,
         service: &Service,
@@ -62,8 +62,7 @@ impl NodeContext {
         addresses.extend(of_kind(AddressKind::LoadBalancerIp, &service.ingress_ips));
         if let Some(number) = port.node_port {
             for of in &self.families {
-                // If the Service has no cluster IP in an IP family, its NodePort is not served in
-                // this family.
+                // A NodePort is served only in IP families in which the Service has a cluster IP.
                 let has_family = service.cluster_ip(of.node.family).is_some();
                 let node_ports = of.node_ports.as_ref().filter(|_| has_family);
                 let localhost = match of.node.family {
@@ -133,7 +132,7 @@ impl<'a> ServiceContext<'a> {
         }
     }
 
-    /// Lists the problems that affect a Service.
+    /// Lists the problems that the daemon has with a Service, as texts.
     fn errors(&self, service: &Service) -> Vec<String> {
         let refused = self.ground.refused.iter();
         let refused = refused.filter(|one| one.service == service.name);
@@ -181,8 +180,8 @@ impl<'a> ServiceContext<'a> {
         let at = self.ground.addresses(service, port);
         let addresses = at.iter().map(|(kind, at)| self.address(*kind, at, &name));
         let addresses: Vec<Address> = addresses.collect();
-        // At some addresses, another program owns the virtual server. The counters of such a
-        // virtual server do not belong to the Service.
+        // Omits addresses at which another program owns the virtual server, because its counters do
+        // not belong to the Service.
         let at = at.into_iter().map(|(_, at)| at);
         let at = at.filter(|at| !self.is_held_by_others(at));
         let at: Vec<At> = at.chain(anywhere(port)).collect();
@@ -233,14 +232,15 @@ impl<'a> ServiceContext<'a> {
         }
     }
 
-    /// Sums the counters of a Service port over all its addresses.
+    /// Adds up the counters of a Service port at all its addresses.
     fn of_port(&self, name: &ServicePortName, at: &[At]) -> Option<Counters> {
         let of_addresses = at.iter().filter_map(|at| self.counted.addresses.get(at));
         let counts = of_addresses.map(|of| &of.count);
         sum(counts.chain(self.counted.ports.get(name)))
     }
 
-    /// Lists the endpoints in EndpointSlices, followed by endpoints that only the kernel still has.
+    /// Lists the endpoints in EndpointSlices, then endpoints that only the kernel or the relay
+    /// still has.
     fn endpoints(
         &self,
         judged: &[EndpointVerdict<'_>],
@@ -309,7 +309,7 @@ impl<'a> ServiceContext<'a> {
         }
     }
 
-    /// Adds to an endpoint the weight and the counters that the kernel has for it.
+    /// Adds an endpoint's weight and counters, which the kernel or the relay has.
     fn add_held(
         &self,
         endpoint: &mut Endpoint,
@@ -325,8 +325,8 @@ impl<'a> ServiceContext<'a> {
     }
 }
 
-/// Returns `0.0.0.0` and `::` with the NodePort, if the port has one. In some modes, one counter at
-/// such an address covers the NodePort at all addresses of the node.
+/// Returns `0.0.0.0` and `::` with the NodePort, if the Service port has one. In some modes, the
+/// counter at such an address counts the NodePort at all addresses of the node.
 pub(super) fn anywhere(port: &ServicePort) -> impl Iterator<Item = At> {
     let unspecified = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
     let (number, protocol) = (port.node_port, port.protocol);
@@ -339,7 +339,7 @@ pub(super) fn anywhere(port: &ServicePort) -> impl Iterator<Item = At> {
     })
 }
 
-/// Lists the options of a Service, valid options first.
+/// Lists the options in a Service's annotations, valid ones first.
 fn options(service: &Service) -> Vec<ServiceOption> {
     let options = service.options.as_deref().into_iter();
     let all = options.flat_map(|of| {
@@ -366,8 +366,8 @@ fn counts(judged: &[EndpointVerdict<'_>]) -> EndpointCounts {
     }
 }
 
-/// Explains for each traffic policy of the Service why an endpoint receives traffic, or why it
-/// receives no traffic.
+/// Explains why an endpoint receives traffic or not, under each traffic policy that the Service
+/// has.
 fn why(one: &EndpointVerdict<'_>) -> String {
     let why = match (one.cluster, one.local) {
         (Reason::Unasked, local) => local.to_string(),

@@ -16,19 +16,19 @@ use super::question::{NodeContext, Question, SERVICES_A_TURN, ServiceCopy};
 use super::service::{Detail, ServiceContext, anywhere};
 use super::{Inspect, RequestRefusal, rendered};
 
-/// Maximum number of attempts to list the Services. An attempt fails if the Services change during
-/// the listing.
+/// Maximum number of attempts to list the Services. An attempt fails if Services are added or
+/// removed meanwhile.
 const TRIES: usize = 3;
-/// Number of endpoints after which a page with endpoints ends. An endpoint counts once per Service
-/// port.
+/// Number of endpoints at which a page of Services with their endpoints ends. An endpoint counts
+/// once for each Service port.
 const ENDPOINTS_MAX: usize = 20_000;
-/// Maximum number of addresses whose counters are read one by one, together with the counters of
-/// their endpoints. For more addresses, one dump is read, which has no counters of endpoints.
+/// Maximum number of addresses for which the server reads counters one by one, together with those
+/// of endpoints. For more addresses, it reads one dump without counters of endpoints.
 const COUNTED_ADDRESSES_MAX: usize = 2_000;
-/// Maximum wait for the source of objects to return the names of pods, nodes and zones.
+/// Longest wait for the source to return the names of pods, nodes and zones.
 const WHEREABOUTS_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Names of the Services on a page, the total number, and whether more pages follow.
+/// Names of the Services on a page, and the number of Services on all pages.
 struct Page {
     names: Vec<NamespacedName>,
     total: usize,
@@ -36,7 +36,7 @@ struct Page {
 }
 
 impl Inspect {
-    /// Returns a page of the list of Services, rendered as JSON.
+    /// Returns one page of the list of Services, as JSON.
     pub(super) async fn services(&self, uri: &Uri) -> Result<Vec<u8>, RequestRefusal> {
         let query = Query::read(uri)?;
         let mut list = ServiceList::default();
@@ -83,7 +83,7 @@ impl Inspect {
         .await
     }
 
-    /// Returns one Service with all details, rendered as JSON.
+    /// Returns one Service with all details, as JSON.
     pub(super) async fn service(&self, path: &str) -> Result<Vec<u8>, RequestRefusal> {
         let (namespace, name) = path.split_once('/').unwrap_or_default();
         let is_name = |text: &str| {
@@ -130,8 +130,8 @@ impl Inspect {
         .await
     }
 
-    /// Reads from the source the pods, nodes and zones of endpoints, which the object model does
-    /// not store.
+    /// Requests the pods, nodes and zones of a Service's endpoints from the source, because the
+    /// object model does not store them.
     async fn whereabouts(&self, name: &NamespacedName, notes: &mut Vec<String>) -> EndpointPlaces {
         let without = "the names of pods, nodes and zones are missing";
         let Some(source) = self.source.get() else {
@@ -149,7 +149,7 @@ impl Inspect {
         EndpointPlaces::default()
     }
 
-    /// Requests the names of all Services from the daemon's loop. The names are unsorted.
+    /// Requests the names of all Services from the daemon's main loop. Returns them unsorted.
     async fn names(&self, notes: &mut Vec<String>) -> Result<Vec<NamespacedName>, RequestRefusal> {
         let mut all = Vec::new();
         for _ in 0..TRIES {
@@ -195,7 +195,7 @@ fn page(mut names: Vec<NamespacedName>, query: &Query) -> Page {
     }
     let has_more = names.len() > query.limit;
     if has_more {
-        // Moves the first `limit` names to the front, so that only these names must be sorted.
+        // Moves the first `limit` names to the front, so that only these must be sorted.
         names.select_nth_unstable_by(query.limit, by_name);
         names.truncate(query.limit);
     }
@@ -213,7 +213,7 @@ fn by_name(one: &NamespacedName, other: &NamespacedName) -> std::cmp::Ordering {
     (one.namespace(), one.name()).cmp(&(other.namespace(), other.name()))
 }
 
-/// Lists the addresses of all ports of the Services in `copied`, for a read of their counters.
+/// Lists the addresses of all ports of the copied Services.
 fn addresses(copied: &[ServiceCopy], ground: &NodeContext) -> Vec<At> {
     let ports = copied.iter().flat_map(|one| {
         let service = &one.service;
@@ -226,7 +226,7 @@ fn addresses(copied: &[ServiceCopy], ground: &NodeContext) -> Vec<At> {
     addresses.collect()
 }
 
-/// Reads the counters for a page of Services. Blocks.
+/// Reads the counters of a page of Services. Blocks.
 fn counted_of_page(
     counters: &Counters,
     addresses: &[At],
@@ -273,11 +273,11 @@ async fn blocking<T: Send + 'static>(
     done.map_err(|error| RequestRefusal::Unreadable(error.to_string()))
 }
 
-/// Seconds for which IPVS keeps a closed TCP connection (`TIME_WAIT`).
+/// Time for which IPVS keeps a closed TCP connection (`TIME_WAIT`), in seconds.
 const TIME_WAIT: u32 = 120;
 
-/// Returns a note if session affinity may last longer than its timeout. IPVS remembers a client's
-/// endpoint as long as the client has a connection, even a closed one.
+/// Returns a note if IPVS session affinity may outlast its timeout. IPVS remembers a client's
+/// endpoint as long as it has a connection of the client, even a closed one.
 fn affinity_note(mode: &str, seconds: Option<u32>) -> Option<String> {
     let seconds = seconds.filter(|seconds| mode == "ipvs" && *seconds < TIME_WAIT)?;
     Some(format!(

@@ -1,4 +1,4 @@
-//! The local socket, and its access control.
+//! The local socket of the API, and its access control.
 
 use std::io;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
-/// Interval between attempts to bind the socket while another process has bound it.
+/// Interval between attempts to bind the local socket while another process has it.
 const RETRY_PERIOD: Duration = if cfg!(test) {
     Duration::from_millis(50)
 } else {
     Duration::from_secs(5)
 };
 
-/// Server on the local socket. Dropping the value stops the server.
+/// Task that serves the local socket. Dropping the value stops the task.
 #[derive(Debug)]
 pub struct Server(JoinHandle<()>);
 
@@ -29,8 +29,8 @@ impl Drop for Server {
     }
 }
 
-/// Starts a server on the local socket. If another process has bound the socket, logs one warning
-/// that names the process, and retries in the background.
+/// Starts to serve the local socket. If another process has bound it, logs a warning that names
+/// this process, and retries in the background.
 pub(crate) fn start(places: SocketLocations, respond: impl Respond) -> Server {
     let first = listen(&places);
     if let Err(error) = &first {
@@ -75,8 +75,8 @@ fn listen(places: &SocketLocations) -> io::Result<Local> {
 /// A local socket on which the server listens.
 #[derive(Debug)]
 struct Local {
-    /// File of the socket, or `None` for an abstract name. The file is removed before the listener
-    /// closes, so that no other daemon finds a file without a listener.
+    /// File of the socket, or `None` for an abstract name. The field is dropped before `listener`,
+    /// so that another daemon never finds a file without a listener.
     _file: Option<OwnFile>,
     listener: UnixListener,
     /// User ID of the daemon.
@@ -88,8 +88,8 @@ impl Listen for Local {
 
     async fn accept(&self) -> io::Result<AcceptedConnection<UnixStream>> {
         let (stream, _) = self.listener.accept().await?;
-        // The kernel recorded the client's user when the client connected. This server rejects a
-        // client without such a record.
+        // The kernel recorded the user when the client connected. Without such a record, the server
+        // rejects the client.
         let user = stream.peer_cred().map(|credentials| credentials.uid());
         Ok(accepted(stream, user.ok(), self.own))
     }
@@ -107,7 +107,8 @@ fn accepted(stream: UnixStream, user: Option<u32>, own: u32) -> AcceptedConnecti
     }
 }
 
-/// Returns the reason why the server rejects a user, or `None` if the user has access.
+/// Returns the reason why the server rejects a client, or `None` if it accepts the client. `user`
+/// is the client's user ID, and `own` the daemon's.
 fn refusal(user: Option<u32>, own: u32) -> Option<String> {
     match user {
         Some(user) if user == 0 || user == own => None,

@@ -17,13 +17,12 @@ use super::facts::{Facts, FamilyFacts};
 use super::parts::{features, limits, switched_off};
 use super::{About, Inspect, RequestRefusal, rendered};
 
-/// Maximum number of errors, of conflicts, and of draining endpoints in the response, over all IP
-/// families.
+/// Maximum number of errors, conflicts and draining endpoints (of each) that the response lists.
 const LISTED: usize = 100;
 
 impl Inspect {
-    /// Returns the state of the node as JSON. While the daemon starts, returns the conditions for
-    /// which it waits.
+    /// Returns the daemon's state on this node as JSON. While the daemon starts, returns the
+    /// conditions for which it waits.
     pub(super) async fn status(&self) -> Result<Vec<u8>, RequestRefusal> {
         let facts = match self.ask(super::Question::Facts).await {
             Ok(facts) => Some(facts),
@@ -59,15 +58,15 @@ impl Inspect {
     }
 }
 
-/// Facts for the response that do not come from the daemon's loop.
+/// Facts for the response that do not come from the daemon's main loop.
 struct ExternalFacts {
     about: About,
     source: String,
-    /// Errors of the objects' source, as texts.
+    /// Errors of the source of objects, as texts.
     troubles: Vec<String>,
-    /// Manifests that cannot be read.
+    /// Manifests that the source cannot read.
     unreadable: Vec<Unreadable>,
-    /// Conditions that must hold before the daemon is ready.
+    /// Conditions that the daemon waits for before it is ready.
     awaiting: Vec<String>,
     is_healthy: bool,
     updated: BTreeMap<IpFamily, Instant>,
@@ -149,7 +148,7 @@ fn add(status: &mut Status, facts: Facts, updated: &BTreeMap<IpFamily, Instant>)
     status.draining.truncate(LISTED);
 }
 
-/// Adds the variants of entries that the mode uses now. Names the IP family if the families use
+/// Adds the current variants of the mode's entries. Names the IP family if the families have
 /// different variants.
 fn add_forms(forms: &mut Vec<String>, families: &[FamilyFacts]) {
     let all = families.iter().filter_map(|of| Some((of.family, of.form?)));
@@ -167,8 +166,8 @@ fn add_forms(forms: &mut Vec<String>, families: &[FamilyFacts]) {
     }
 }
 
-/// Adds to each draining endpoint the number of its connections, if this number can be read.
-/// `status` lists the first endpoints of `drains`, in the order of `drains`.
+/// Adds the number of connections to each draining endpoint, if it can be read. `status` lists the
+/// first endpoints of `drains`, in the same order.
 fn add_connections(status: &mut Status, drains: &[proxy::DrainingEndpoint], counters: &Counters) {
     if drains.is_empty() {
         return;
@@ -261,7 +260,7 @@ fn state(standing: &Standing, is_served: bool, has_failures: bool) -> SyncState 
     }
 }
 
-/// Describes an error of the objects' source, and how long it has lasted.
+/// Describes an error of the source of objects, with the time for which it has lasted.
 fn told(trouble: &Trouble, is_serving: bool, now: Instant) -> String {
     let seconds = now.saturating_duration_since(trouble.since).as_secs();
     let served = if is_serving {
@@ -281,7 +280,7 @@ fn ago(since: Instant, now: Instant) -> f64 {
     Duration::from_millis(u64::try_from(ago.as_millis()).unwrap_or(u64::MAX)).as_secs_f64()
 }
 
-/// Formats a time in whole seconds as RFC 3339.
+/// Formats a time as RFC 3339, in whole seconds.
 fn text(at: SystemTime) -> String {
     let at = Timestamp::try_from(at).unwrap_or_default();
     Timestamp::from_second(at.as_second())

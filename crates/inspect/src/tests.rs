@@ -29,7 +29,7 @@ async fn the_status_lists_unreadable_manifests() {
     );
 }
 
-/// Health of a daemon that is starting.
+/// Health of a daemon that waits for its first lists.
 struct Starting;
 
 impl Health for Starting {
@@ -63,7 +63,7 @@ fn starting() -> (Arc<Inspect>, mpsc::Receiver<Question>) {
     Inspect::new(about, Arc::new(Starting), &SeparateReaders::default())
 }
 
-/// Sends a request to the API. Returns the status code and the body of the response.
+/// Sends a request to the API as root. Returns the status code and the body of the response.
 async fn asked(inspect: &Arc<Inspect>, method: &str, path: &str) -> (u16, Value) {
     use http_body_util::BodyExt as _;
     let request = http::Request::builder().method(method).uri(path);

@@ -1,4 +1,4 @@
-//! Responds to `/api/v1/top` with the busiest Services. Computes them from two counter samples.
+//! Responds to `/api/v1/top` with the busiest Services, computed from two counter samples.
 //!
 //! ```text
 //!   sample: all addresses ─▶ rates since the last sample ─▶ busiest addresses
@@ -7,10 +7,10 @@
 //!   view::Top ◀─ rates of their endpoints ◀─ sample: endpoints of addresses ◀─┘
 //! ```
 //!
-//! - All clients share the last two samples, which are dropped a minute after the last request.
-//! - Within a second, all requests share one read of all addresses, and one read of the endpoints
-//!   of each listed address.
-//! - Blocking threads read the kernel, one sample after the other, and rank the Services.
+//! - All clients share the last two samples. They are dropped a minute after the last request.
+//! - Requests within a second share one read of all addresses, and one read of the endpoints of
+//!   each listed address.
+//! - Separate threads read the kernel, one sample after the other, and rank the Services.
 
 mod rank;
 mod samples;
@@ -27,7 +27,8 @@ pub(super) use samples::SampleStore;
 use super::owners::{Owner, RequestedPorts};
 use super::{Inspect, Question, RequestRefusal, rendered};
 
-/// Number of Service ports, and of endpoints, that a response lists if the query does not set it.
+/// Number of Service ports, and of endpoints, that a response lists if the query has no parameter
+/// `limit`.
 const LIMIT: usize = 50;
 /// Maximum number of Service ports, and of endpoints, that a response lists.
 const LIMIT_MAX: usize = 1_000;
@@ -107,8 +108,8 @@ impl Inspect {
         .await
     }
 
-    /// Requests the owners of addresses from the daemon's loop, a limited number of Services per
-    /// turn.
+    /// Requests the owners of addresses from the daemon's main loop, which checks a limited number
+    /// of Services per turn.
     async fn owners(&self, wanted: RequestedPorts) -> Result<Vec<Owner>, RequestRefusal> {
         let wanted = Arc::new(wanted);
         let mut all = Vec::new();

@@ -1,4 +1,4 @@
-//! Chooses senders of the requested kinds, with their addresses and interfaces.
+//! Chooses the senders of each requested kind, with their addresses and interfaces.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -10,23 +10,23 @@ use super::{Hop, PacketOrigin, Routing, Sender};
 use crate::objects::{Objects, ServicePortAddress};
 use crate::trace_request::TraceSender;
 
-/// IPv4 addresses that no host has, because they are reserved for documentation (RFC 5737).
+/// IPv4 addresses that no host should have, because RFC 5737 reserves them for documentation.
 const NOBODYS: [Ipv4Addr; 3] = [
     Ipv4Addr::new(203, 0, 113, 7),
     Ipv4Addr::new(198, 51, 100, 7),
     Ipv4Addr::new(192, 0, 2, 7),
 ];
-/// IPv6 addresses that no host has, because they are reserved for documentation (RFC 3849, RFC
-/// 9637).
+/// IPv6 addresses that no host should have, because RFC 3849 and RFC 9637 reserve them for
+/// documentation.
 const NOBODYS_V6: [Ipv6Addr; 3] = [
     Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 7),
     Ipv6Addr::new(0x3fff, 0, 0, 0, 0, 0, 0, 7),
     Ipv6Addr::new(0x2001, 0xdb8, 0, 0xffff, 0, 0, 0, 7),
 ];
-/// Number of addresses to try in a network.
+/// Number of addresses that the search for a sender tries in one network.
 const TRIED: u32 = 16;
 
-/// Inputs to the choice of senders for one destination.
+/// Facts from which the senders to one destination are chosen.
 pub(super) struct SenderChoice<'a, 'r> {
     pub(super) objects: &'a Objects,
     pub(super) routing: &'r dyn Routing,
@@ -35,7 +35,7 @@ pub(super) struct SenderChoice<'a, 'r> {
 }
 
 impl SenderChoice<'_, '_> {
-    /// Returns the senders of a kind, or a note for the user if there are none.
+    /// Returns the senders of the kind `from`, or a note for the user if there are none.
     pub(super) fn senders(&self, from: TraceSender) -> Result<Vec<Sender>, String> {
         match from {
             TraceSender::Node => Ok(vec![Sender {
@@ -74,7 +74,7 @@ impl SenderChoice<'_, '_> {
         address.is_ipv4() == self.to.is_ipv4()
     }
 
-    /// Returns the first endpoint on this node that receives traffic, if any.
+    /// Returns the address of the first endpoint on this node that gets traffic to the destination.
     fn local_endpoint(&self) -> Option<IpAddr> {
         let endpoints = self.of.iter().flat_map(ServicePortAddress::endpoints);
         let mut own = endpoints
@@ -98,9 +98,9 @@ impl SenderChoice<'_, '_> {
             })
     }
 
-    /// Returns an address for a pod on this node. No endpoint of the destination's Service has this
-    /// address. Searches from the end of each pod network, because the bridge's address is usually
-    /// at the start. If there is no such address, tries known pods.
+    /// Returns an address of a pod on this node that is no endpoint of the destination's Service.
+    /// Tries the end of each pod network first, because the bridge's address is usually at the
+    /// start. Then tries known pods.
     fn pod_address(&self) -> Option<IpAddr> {
         let networks = self.objects.node.pod_networks.iter();
         let networks = networks.filter(|net| self.is_family(net.addr()));
@@ -111,7 +111,8 @@ impl SenderChoice<'_, '_> {
             !self.is_endpoint(*address) && hop.is_some_and(|hop| !hop.is_local && hop.is_neighbour)
         };
         candidates.find(is_one).or_else(|| {
-            // Rejects pods in the host network, because their address is the node's own.
+            // The closure `is_one` skips pods in the host network, because their address is the
+            // node's own.
             let pods = self.objects.node.pods.iter().copied();
             let mut pods = pods.filter(|pod| self.is_family(*pod));
             pods.find(is_one)
@@ -150,7 +151,7 @@ impl SenderChoice<'_, '_> {
         })
     }
 
-    /// Returns the sender that has the address `address`.
+    /// Returns the sender with the given address: this node, a pod or another host.
     fn known(&self, address: IpAddr) -> Result<Sender, String> {
         let hop = self.hop(address)?;
         if hop.is_local && (hop.is_service || self.is_of_service(address)) {
@@ -187,9 +188,9 @@ impl SenderChoice<'_, '_> {
         })
     }
 
-    /// Returns the reason why the mode's rules do not recognise an address behind `interface` as a
-    /// pod's address. Returns `None` if the rules recognise the address, or if the mode has no such
-    /// rules.
+    /// Returns the reason why the mode's rules do not recognise the host `address` behind
+    /// `interface` as a pod. Returns `None` if they do, or if the mode has no rules that recognise
+    /// pods.
     fn stranger(&self, interface: &str, address: IpAddr) -> Option<String> {
         let mode = self.objects.mode.as_deref();
         if !matches!(mode, Some("iptables" | "nftables")) {
@@ -225,8 +226,8 @@ impl SenderChoice<'_, '_> {
     }
 
     /// Returns a host outside the cluster that sends from a service address, such as a load
-    /// balancer with its probes. This node has the address as well, but uses it as a source only
-    /// for packets to itself.
+    /// balancer with its probes. This node has the same address, but uses it as a source only for
+    /// packets to itself.
     fn balancer(&self, address: IpAddr) -> Result<Sender, String> {
         let who = format!("{address}, which this node has as a Service's address too,");
         let outside = self.outsider(Some(self.nobody()), &who, "")?;
@@ -243,21 +244,21 @@ impl SenderChoice<'_, '_> {
         })
     }
 
-    /// Returns an address that no host has, in the destination's IP family.
+    /// Returns an address of the destination's IP family that no host should have.
     fn nobody(&self) -> IpAddr {
         super::nobodys(self.to.is_ipv4())
     }
 
-    /// Reports whether an address is a load-balancer address of a known Service, and not the node's
-    /// own.
+    /// Reports whether `address` is a load-balancer address of a known Service, and not an address
+    /// of the Node object.
     fn is_of_service(&self, address: IpAddr) -> bool {
         let is_own = self.objects.node.addresses.contains(&address);
         let mut places = self.objects.places();
         !is_own && places.any(|place| place.at.ip() == address && is_balanced(&place))
     }
 
-    /// Returns hosts outside the cluster as senders. If the Service has source ranges, returns one
-    /// host inside and one host outside of them, as far as such addresses exist.
+    /// Returns hosts outside the cluster as senders: one or, if the Service has source ranges, one
+    /// inside and one outside of these. Skips a sender for which no address exists.
     fn outsiders(&self) -> Result<Vec<Sender>, String> {
         let ranges = self.ranges();
         let nobodys: Vec<IpAddr> = if self.to.is_ipv4() {
@@ -305,7 +306,8 @@ impl SenderChoice<'_, '_> {
         Ok(senders)
     }
 
-    /// Returns the source ranges that apply to the destination address.
+    /// Returns the source ranges that apply to the destination. Only a load-balancer address has
+    /// such ranges.
     fn ranges(&self) -> Vec<IpNet> {
         let Some(of) = &self.of else {
             return Vec::new();
@@ -318,7 +320,7 @@ impl SenderChoice<'_, '_> {
         ranges.filter(|net| self.is_family(net.addr())).collect()
     }
 
-    /// Reports whether no known Service has the address `address`.
+    /// Reports whether no known Service has this address.
     fn is_free(&self, address: IpAddr) -> bool {
         let mut places = self.objects.places();
         !places.any(|place| place.at.ip() == address)
@@ -352,8 +354,8 @@ impl SenderChoice<'_, '_> {
                 self.family()
             )
         })?;
-        // With source ranges, keeps the sender's address, because the ranges admit or reject this
-        // address. Takes only the interface from the neighbouring host.
+        // With source ranges, the sender keeps its address, because the ranges admit or reject it.
+        // Only the interface is the neighbouring host's.
         if !about.is_empty() {
             let words = format!("outside {address}{about}");
             return Ok(sender(words, hop.interface, address));
@@ -362,9 +364,8 @@ impl SenderChoice<'_, '_> {
         Ok(sender(words, hop.interface, beside))
     }
 
-    /// Returns an address next to one of the node's own addresses or to the destination, with its
-    /// next hop. No Service has the returned address, and it is in a directly connected network
-    /// without pods.
+    /// Returns the next address to one of the node's own addresses, or to the destination, with its
+    /// next hop. No Service has it, and its network is directly connected and without pods.
     fn beside(&self) -> Option<(IpAddr, Hop)> {
         let own = self.objects.node.addresses.iter().copied();
         let own = own.chain([self.to.ip()]);
@@ -379,7 +380,7 @@ impl SenderChoice<'_, '_> {
         })
     }
 
-    /// Reports whether an interface leads to a pod of this node.
+    /// Reports whether the route to a known pod of this node uses the interface.
     fn is_by_pods(&self, interface: &str) -> bool {
         let pods = self.objects.node.pods.iter();
         let mut hops = pods.filter_map(|pod| self.routing.hop(*pod));
@@ -391,8 +392,8 @@ fn is_balanced(place: &ServicePortAddress<'_>) -> bool {
     place.address.kind == AddressKind::LoadBalancerIp
 }
 
-/// Returns the address that is `back` places before the last address of a network. Returns `None`
-/// if this address is outside the network, or is the network address.
+/// Returns the address that is `back` addresses before the last one of a network. Returns `None` if
+/// it is outside the network, or is the network address.
 pub(super) fn from_end(net: &IpNet, back: u32) -> Option<IpAddr> {
     let address: IpAddr = match net.broadcast() {
         IpAddr::V4(last) => Ipv4Addr::from(u32::from(last).checked_sub(back)?).into(),
@@ -401,7 +402,7 @@ pub(super) fn from_end(net: &IpNet, back: u32) -> Option<IpAddr> {
     (net.contains(&address) && address != net.network()).then_some(address)
 }
 
-/// Returns an address next to `address`.
+/// Returns an address that differs from `address` only in one of the two lowest bits.
 pub(super) fn neighbour_of(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(address) => {

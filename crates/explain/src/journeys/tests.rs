@@ -6,7 +6,7 @@ use super::senders::{from_end, neighbour_of};
 use super::*;
 use crate::objects::OwnNode;
 
-/// A node that has 172.35.0.100/24 on eth0, a default route through 172.35.0.9, and pods in
+/// A fake node with 172.35.0.100/24 on eth0, a default route through 172.35.0.9, and pods in
 /// 10.244.1.0/24 on cbr0.
 struct Node;
 
@@ -85,7 +85,7 @@ fn objects(source_ranges: &[&str], endpoints: Vec<Endpoint>) -> Objects {
     }
 }
 
-/// Returns the planned packets and notes as texts, such as `pod 10.244.1.253 on this node to
+/// Returns the traced packets and the notes as texts, such as `pod 10.244.1.253 on this node to
 /// 10.96.0.10:80 (cbr0 10.244.1.253)`.
 fn told(to: &str, from: &str, objects: &Objects) -> Vec<String> {
     let asked = TraceRequest::parse(to, from, "default").unwrap();
@@ -134,8 +134,8 @@ fn a_local_endpoint_is_also_traced_as_its_own_client() {
     assert_eq!(
         told("10.96.0.10:80", "pod", &objects),
         [
-            // The first pod must not be an endpoint of the Service, so its address differs from the
-            // endpoint's.
+            // The first sender must not be an endpoint of the Service, so its address differs from
+            // the endpoint's.
             "pod 10.244.1.252 on this node to 10.96.0.10:80 (cbr0 10.244.1.252)",
             "pod 10.244.1.253 on this node, itself an endpoint to 10.96.0.10:80 (cbr0 10.244.1.253)",
         ]
@@ -156,7 +156,8 @@ fn clients_inside_and_outside_the_source_ranges_are_traced() {
             vec![within("198.18.0.1"), without.to_owned()],
         ),
         (&["0.0.0.0/0"], vec![within("203.0.113.7")]),
-        // A host outside the cluster has no address in the pods' network, and is not this node.
+        // A host outside the cluster cannot have an address in the pod network, or this node's
+        // address.
         (
             &["10.244.1.0/24", "172.35.0.100/32"],
             vec![without.to_owned()],
@@ -171,7 +172,8 @@ fn clients_inside_and_outside_the_source_ranges_are_traced() {
             .collect();
         assert_eq!(told, wanted, "{ranges:?}");
     }
-    // Source ranges apply only to load-balancer addresses, so a NodePort needs only one sender.
+    // Source ranges apply only to load-balancer addresses, so a NodePort has only one external
+    // sender.
     let objects = objects(&["198.18.0.0/15"], Vec::new());
     assert_eq!(told("172.35.0.100:30080", "external", &objects).len(), 1);
 }
@@ -195,8 +197,8 @@ fn a_given_sender_is_classified_by_its_address() {
     );
 }
 
-/// Simulates a load balancer that sends probes from its Service's address. In IPVS mode, the node
-/// also has this address.
+/// A load balancer may send probes from its Service's address, which in IPVS mode the node has as
+/// well.
 #[test]
 fn a_sender_with_a_service_address_is_a_host_outside_the_cluster() {
     let objects = objects(&[], vec![endpoint("10.244.1.5:8080", true)]);
@@ -210,8 +212,8 @@ fn a_sender_with_a_service_address_is_a_host_outside_the_cluster() {
     assert!(planned.sender.has_service_address && !planned.sender.is_here);
 }
 
-/// Traces packets of a pod that the rules do not recognise as a pod, to a Service with
-/// externalTrafficPolicy: Local.
+/// The sender is a pod that the rules do not recognise. The Service has `externalTrafficPolicy:
+/// Local`.
 #[test]
 fn an_unrecognised_pod_is_reported_with_the_flag_to_set() {
     let stranger = |mode: &str, detector: LocalDetector| {
@@ -268,7 +270,7 @@ fn each_protocol_of_a_service_address_is_traced() {
     objects.services[0].ports.push(udp);
     assert_eq!(told("10.96.0.10:80", "node", &objects).len(), 2);
     assert_eq!(told("10.96.0.10:80/UDP", "node", &objects).len(), 1);
-    // No Service has this port.
+    // No Service has port 81, so only TCP is traced.
     assert_eq!(told("10.96.0.10:81", "node", &objects).len(), 1);
 }
 
@@ -285,7 +287,7 @@ fn an_address_counted_from_the_end_of_a_subnet_is_within_the_subnet() {
     assert_eq!(from_end(&net("fd00::/127"), 2), None);
 }
 
-/// A node that has 172.35.0.100/24 on eth0. Its only other route leads to one pod.
+/// A fake node with 172.35.0.100/24 on eth0. Its only other route leads to the pod 10.9.9.9.
 struct Alone;
 
 impl Routing for Alone {

@@ -37,7 +37,7 @@ fn explanation(walks: Vec<Walk>) -> Explanation {
     }
 }
 
-/// Returns an explanation with two paths that divide at the second step.
+/// Returns an explanation with two paths, which divide after the first step.
 fn two() -> Explanation {
     let rule = Step {
         entry: "-A KUBE-SERVICES -j KUBE-SVC-1".to_owned(),

@@ -160,7 +160,7 @@ fn a_verdict_on_a_failure_says_where_and_why() {
             objects("Cluster", Some("default/older"), vec![]),
             "10.96.0.9:80 is served for default/older instead, which is older",
         ),
-        // The objects show no reason, because the address has a ready endpoint.
+        // The address has a ready endpoint, so the objects show no reason for the failure.
         (
             objects("Cluster", None, vec![endpoint(true, false)]),
             "it comes from clusterIP of default/web",

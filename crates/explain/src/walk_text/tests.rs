@@ -9,7 +9,7 @@ use crate::MODES;
 use crate::journeys::{Hop, PacketOrigin, Routing, Sender};
 use crate::objects::Objects;
 
-/// A node whose pods have addresses in 10.244.1.0/24.
+/// A fake node whose pods have addresses in 10.244.1.0/24.
 struct Node;
 
 impl Routing for Node {
@@ -150,8 +150,8 @@ fn the_source_address_that_the_endpoint_sees_is_reported() {
 
 #[test]
 fn lost_replies_are_reported() {
-    // The sender has a service address. One of the endpoints is on this node, the other is on
-    // another node.
+    // The packet's source is the destination address itself. The endpoint 10.244.1.5 is on this
+    // node, 10.244.2.5 on another node.
     let objects = |kind| Objects {
         services: vec![Service {
             ports: vec![Port {
@@ -187,7 +187,7 @@ fn lost_replies_are_reported() {
     assert!(there.unanswered.unwrap().contains("do not reach this node"));
     let node_port = made(AddressKind::NodePort, "10.244.2.5:80");
     assert_eq!((&*node_port.source, node_port.unanswered), ("kept", None));
-    // In this case, a pod sends the packet to itself.
+    // Here, a pod sends the packet to itself.
     let mut itself = packet("10.244.1.5", "10.244.1.5:80");
     let lost = walk(&itself, Found::Delivered, from_pod("10.244.1.5"));
     assert!(lost.unanswered.unwrap().contains("answers itself"));
@@ -239,7 +239,7 @@ fn a_packet_to_a_relay_port_continues_to_an_endpoint() {
     };
     let lost = walks(&portal(&packet), &datagram, Some(&serving(&[], None)));
     assert_eq!(lost[0].fate, Fate::Dropped);
-    // The daemon has no listening port with this number.
+    // The daemon does not listen on this port number.
     let mut other = packet.clone();
     other.port = 40_001;
     let unknown = walks(&portal(&other), &plan, Some(&serving(&[], None)));

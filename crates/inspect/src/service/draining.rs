@@ -1,5 +1,5 @@
-//! Lists draining endpoints, and endpoints that only the kernel or the userspace relay still has.
-//! The mode reports when each drain began.
+//! Lists draining endpoints, and others that only the kernel or the userspace relay still has. The
+//! mode reports when each drain began.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
@@ -12,17 +12,17 @@ use view::{Condition, Drain, Endpoint};
 
 use crate::question::NodeContext;
 
-/// Endpoints that drain or still have connections, by address or by Service port.
+/// Endpoints that drain or that the kernel or the relay still has, by address or by Service port.
 pub(super) struct HeldEndpoints<'a> {
     counted: &'a CounterSamples,
     drains: HashMap<At, Vec<ReportedDrain<'a>>>,
-    /// Destinations of the virtual server at each address.
+    /// Destinations of the IPVS virtual server at each address.
     destinations: HashMap<At, Vec<SocketAddr>>,
-    /// Endpoints to which the userspace relay has connections, by Service port.
+    /// Endpoints with open connections of the userspace relay, by Service port.
     carried: HashMap<&'a ServicePortName, Vec<SocketAddr>>,
 }
 
-/// A draining endpoint, as the mode has reported it.
+/// A draining endpoint in the mode's report.
 struct ReportedDrain<'a> {
     endpoint: SocketAddr,
     drain: &'a DrainingEndpoint,
@@ -30,7 +30,7 @@ struct ReportedDrain<'a> {
     now: Instant,
 }
 
-/// Program that handles the connections to an endpoint.
+/// Owner of the connections to an endpoint: the kernel or the userspace relay.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ConnectionOwner {
     Kernel,
@@ -71,7 +71,7 @@ impl<'a> HeldEndpoints<'a> {
         held
     }
 
-    /// Lists all endpoints of a Service port that drain or still have connections.
+    /// Lists all endpoints of a Service port that drain or that the kernel or the relay still has.
     pub(super) fn all(&self, name: &ServicePortName, at: &[At]) -> BTreeSet<SocketAddr> {
         let drains = at.iter().filter_map(|at| self.drains.get(at)).flatten();
         let destinations = at.iter().filter_map(|at| self.destinations.get(at));
@@ -92,8 +92,8 @@ impl<'a> HeldEndpoints<'a> {
         endpoints.len()
     }
 
-    /// Adds to an endpoint of an EndpointSlice the state of its drain. Does nothing if the endpoint
-    /// does not drain.
+    /// Adds the state of its drain to an endpoint of an EndpointSlice. Does nothing without a
+    /// drain.
     pub(super) fn add_drain(
         &self,
         endpoint: &mut Endpoint,
@@ -115,8 +115,8 @@ impl<'a> HeldEndpoints<'a> {
         }
     }
 
-    /// Explains why the kernel or the relay still has an endpoint that no EndpointSlice contains.
-    /// Writes the explanation into `endpoint`.
+    /// Explains in `endpoint` why the kernel or the relay still has this endpoint, which no
+    /// EndpointSlice contains.
     pub(super) fn left(
         &self,
         endpoint: &mut Endpoint,
@@ -147,8 +147,8 @@ impl<'a> HeldEndpoints<'a> {
         endpoint.draining = Some(drain);
     }
 
-    /// Returns the drain that the mode has reported for an endpoint, summed over all addresses.
-    /// Returns `None` if the mode has reported no drain for the endpoint.
+    /// Returns the drain of an endpoint that the mode has reported, summed up over all addresses.
+    /// Returns `None` if the mode has reported none.
     fn known(&self, socket: SocketAddr, at: &[At]) -> Option<Drain> {
         let known = |at: &At| {
             let mut of = self.drains.get(at)?.iter();
@@ -164,7 +164,7 @@ impl<'a> HeldEndpoints<'a> {
             Some(known.now.saturating_duration_since(since))
         };
         let left = |known: &ReportedDrain<'_>| Some(known.limit?.saturating_sub(ago(known)?));
-        // If the drain at one of the addresses has no time limit, the whole drain has none.
+        // If the drain at any of the addresses has no time limit, the summed-up drain has none.
         let ends = drains.iter().map(|(_, known)| left(known));
         let ends = ends.collect::<Option<Vec<_>>>();
         let ends = ends.and_then(|ends| ends.into_iter().max());
@@ -180,8 +180,8 @@ impl<'a> HeldEndpoints<'a> {
         })
     }
 
-    /// Returns the drain of a destination with weight 0, with the numbers of its connections. The
-    /// drain's start time is unknown.
+    /// Returns the drain of a destination with weight 0, with its connections, but without the
+    /// start time, which is unknown.
     fn unknown(&self, socket: SocketAddr, at: &[At]) -> Drain {
         let held = at.iter().map(|at| (*at, socket));
         let counts = held.filter_map(|key| self.counted.endpoints.get(&key));
@@ -216,7 +216,7 @@ fn seconds(time: Duration) -> f64 {
     Duration::from_millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)).as_secs_f64()
 }
 
-/// Describes a drain with its duration and its time limit.
+/// Describes a drain: its duration, its open connections and its time limit.
 fn says(drain: &Drain, by: ConnectionOwner) -> String {
     let mut text = "drains".to_owned();
     // Ignores the results, because a write to a String cannot fail.

@@ -130,7 +130,7 @@ fn a_service_object_has_addresses_reasons_errors_and_counters() {
         let endpoint = "10.244.1.1:8080".parse().unwrap();
         counted.endpoints.insert((at(text), endpoint), of);
     }
-    // Another pod on the node's network has the same address as web-0, but a different port.
+    // Another pod has the same IP as web-0 (both are in the node's network), but a different port.
     let list = r#"{"items": [
         {"metadata": {"name": "web"}, "ports": [{"name": "http", "port": 8080}],
          "endpoints": [{"addresses": ["10.244.1.1"], "targetRef": {"name": "web-0"}}]},
@@ -155,7 +155,7 @@ fn a_service_object_has_addresses_reasons_errors_and_counters() {
         addresses,
         [
             (AddressKind::ClusterIp, "10.96.0.1:80"),
-            // The list omits the external IPv6 address, because this node does not serve IPv6.
+            // This node does not serve IPv6, so the external IPv6 address is not listed.
             (AddressKind::ExternalIp, "192.0.2.20:80"),
             (AddressKind::NodePort, "172.35.0.100:30080"),
             (AddressKind::NodePort, "127.0.0.1:30080"),
@@ -339,7 +339,7 @@ fn draining_endpoints_that_are_in_no_endpoint_slice_are_listed() {
     assert_eq!(port.endpoints[0].draining, None, "it serves");
 }
 
-/// Simulates another program, such as keepalived, with a virtual server at an address of a Service.
+/// Another program, such as keepalived, has a virtual server at an address of the Service.
 #[test]
 fn counters_of_a_foreign_virtual_server_do_not_count_for_a_service() {
     let mut counted = CounterSamples::default();

@@ -11,7 +11,7 @@ use http_server::text;
 
 use super::*;
 
-/// Locations for sockets that no other test uses. Dropping the value removes their directory.
+/// Socket locations that only one test uses. Dropping the value removes their directory.
 struct Own {
     root: PathBuf,
     places: SocketLocations,
@@ -26,8 +26,7 @@ impl Own {
         Self { root, places }
     }
 
-    /// Returns locations with a directory that cannot be created, so that only the abstract name
-    /// works.
+    /// Returns locations whose directory cannot be created, so that only the abstract name works.
     fn abstract_only(of: &str) -> Self {
         let mut own = Self::new(of);
         fs::write(own.root.join("file"), "").unwrap();
@@ -51,7 +50,7 @@ fn echo(head: &Parts) -> http_server::Answer {
     text(StatusCode::OK, head.uri.path().to_owned())
 }
 
-/// Sends a request on a separate thread. Returns the whole response.
+/// Sends a request on a separate thread, and returns the whole response.
 async fn ask(places: &SocketLocations, path: &str) -> io::Result<String> {
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     let places = places.clone();
@@ -92,8 +91,8 @@ async fn a_symlink_as_socket_directory_is_rejected_and_the_abstract_socket_is_us
 async fn without_a_socket_directory_the_abstract_socket_is_used() {
     let own = Own::abstract_only("abstract");
     let _server = start(own.places.clone(), echo);
-    // The client of an abstract socket requires that the server runs the client's own program. In
-    // this test, client and server are one process.
+    // The client of an abstract socket accepts only a server that runs the client's own program.
+    // Here, client and server are one process.
     let places = SocketLocations::of(&own.root.join("none"), &own.name());
     let answer = ask(&places, "/a").await.unwrap();
     assert!(answer.ends_with("\r\n\r\n/a"), "{answer}");
@@ -104,8 +103,8 @@ async fn the_error_for_an_abstract_socket_in_use_names_its_process() {
     let own = Own::abstract_only("impostor");
     let address = std_unix::SocketAddr::from_abstract_name(own.name()).unwrap();
     let listener = std_unix::UnixListener::bind_addr(&address).unwrap();
-    // The perl process calls `listen`, because the kernel reports the credentials of the last
-    // process that called `listen`.
+    // Lets a perl process call `listen`, because the kernel reports the credentials of the process
+    // that called `listen` last.
     rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::empty()).unwrap();
     let listen = "open(my $s, '+<&=', $ARGV[0]); listen($s, 1); $| = 1; print qq(\\n); sleep 60";
     let fd = std::os::fd::AsRawFd::as_raw_fd(&listener).to_string();
@@ -122,7 +121,7 @@ async fn the_error_for_an_abstract_socket_in_use_names_its_process() {
         .unwrap();
     let places = SocketLocations::of(&own.root.join("none"), &own.name());
     let refused = places.connect().unwrap_err().to_string();
-    // A daemon that cannot bind the abstract name must not call the other process a kube-proxy.
+    // A daemon that cannot bind the abstract name must not call the perl process a kube-proxy.
     let taken = listen_words(&own.places);
     // A daemon with a socket directory ignores the process that has the abstract name.
     let with_folder = SocketLocations::of(&own.root.join("inspect"), &own.name());
@@ -156,7 +155,8 @@ async fn a_world_writable_socket_directory_is_rejected() {
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
     let error = own.places.connect().unwrap_err().to_string();
     assert!(error.contains("others may write"), "{error}");
-    // The daemon also accepts a directory that already exists, such as a volume of its pod.
+    // The daemon also accepts an existing directory, such as a volume of its pod. It restores mode
+    // 0700.
     let file = own.places.file().unwrap();
     fs::remove_file(&file).unwrap();
     let _other = start(own.places.clone(), echo);
@@ -177,7 +177,7 @@ async fn the_socket_file_of_a_killed_daemon_is_replaced() {
 #[tokio::test]
 async fn a_user_without_access_gets_an_error() {
     let own = Own::new("refused");
-    // Simulates a daemon whose user is neither root nor the client's user.
+    // The user of this daemon is neither root nor the client's user.
     let mut local = listen(&own.places).unwrap();
     local.own = geteuid().as_raw().wrapping_add(1);
     assert_eq!(refusal(Some(0), 7), None);
@@ -186,8 +186,8 @@ async fn a_user_without_access_gets_an_error() {
     let why = refusal(Some(8), 7).unwrap();
     assert!(why.contains("user 8 may not ask"), "{why}");
     if geteuid().is_root() {
-        // Simulates a connection of another user, because the test may run as root, and root may
-        // always connect.
+        // Root may always connect, so a test that runs as root pretends that the client has another
+        // user.
         struct Other(Local);
         impl Listen for Other {
             type Stream = UnixStream;

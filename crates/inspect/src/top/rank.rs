@@ -1,5 +1,5 @@
 //! Ranks Service ports and endpoints by their traffic, from two counter samples and the owners of
-//! addresses. Makes no requests to the kernel.
+//! addresses. Does not read the kernel.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -12,11 +12,11 @@ use super::samples::{Endpoints, Span};
 use crate::owners::Owner;
 use crate::service::counters;
 
-/// Number of busiest addresses to look up for each Service port in the list. A port may have
-/// several addresses.
+/// Number of busy addresses whose owners are looked up, for each Service port to list. A Service
+/// port may have several addresses.
 const ADDRESSES_EACH: usize = 4;
 
-/// Sort order of the lists of Service ports and endpoints.
+/// Measure of traffic by which Service ports and endpoints are sorted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sort {
     Connections,
@@ -43,28 +43,28 @@ impl Sort {
     }
 }
 
-/// Addresses with the most traffic. Userspace mode counts traffic by Service port, so its busiest
-/// Service ports are in `names`.
+/// Addresses with the most traffic. In userspace mode, which counts traffic by Service port, names
+/// of Service ports.
 #[derive(Debug, Default)]
 pub(super) struct BusiestAddresses {
     pub(super) at: Vec<At>,
     pub(super) names: Vec<ServicePortName>,
 }
 
-/// Ranking of Service ports, to which endpoints are added later.
+/// Ranked Service ports, to which endpoints are added later.
 #[derive(Debug, Default)]
 pub(super) struct AddressRanking {
     pub(super) view: Top,
-    /// Addresses of the Service ports in the ranking.
+    /// Addresses of the ranked Service ports.
     pub(super) at: Vec<At>,
-    /// Index of the Service port in the ranking, by address.
+    /// Index of the Service port in the ranking, for each address.
     port_of: HashMap<At, usize>,
-    /// Indices of the Service ports whose addresses already count open connections.
+    /// Indices of the Service ports whose addresses already have a number of open connections.
     has_active: HashSet<usize>,
 }
 
-/// Returns the busiest addresses, or the busiest Service ports in userspace mode. If there is only
-/// one sample, there are no rates, so the totals decide.
+/// Returns the busiest addresses and, in userspace mode, the busiest Service ports. With only one
+/// sample there are no rates, so open connections and totals decide.
 pub(super) fn busiest(span: &Span, sort: Sort, limit: usize) -> BusiestAddresses {
     let at = span.now.addresses.iter().map(|(at, count)| {
         let before = span.before.as_ref().and_then(|look| look.addresses.get(at));
@@ -91,7 +91,7 @@ fn first<T: Ord>(mut all: Vec<(T, Rate, &Count)>, sort: Sort, most: usize) -> Ve
     all.into_iter().map(|(of, _, _)| of).collect()
 }
 
-/// Compares the rates first, then the open connections, then all connections.
+/// Compares the rates, then the open connections, then the total numbers of connections.
 fn order(sort: Sort, one: (&Rate, &Count), other: (&Rate, &Count)) -> std::cmp::Ordering {
     let rates = sort.of(one.0).total_cmp(&sort.of(other.0));
     let active = one.1.active.cmp(&other.1.active);
@@ -100,7 +100,7 @@ fn order(sort: Sort, one: (&Rate, &Count), other: (&Rate, &Count)) -> std::cmp::
         .then(one.1.connections.cmp(&other.1.connections))
 }
 
-/// Ranks the Service ports, the busiest first. `is_node` returns true for an address that serves
+/// Ranks the Service ports, the busiest first. `is_node` reports whether an address serves
 /// NodePorts.
 pub(super) fn assemble(
     span: &Span,
@@ -124,7 +124,7 @@ pub(super) fn assemble(
             let (rate, count) = of_port(span, &owner.name, &at, seconds);
             (owner, at, rate, count)
         })
-        // Omits Service ports that have had no traffic.
+        // Omits Service ports that have never had any traffic.
         .filter(|(_, _, _, count)| count.connections > 0 || count.packets_in > Some(0))
         .collect();
     ports.sort_by(
@@ -157,8 +157,8 @@ pub(super) fn assemble(
 }
 
 impl AddressRanking {
-    /// Adds the endpoints of a Service port in userspace mode, in which counters belong to Service
-    /// ports instead of addresses.
+    /// Adds the endpoints of a Service port in userspace mode, which counts traffic by Service port
+    /// instead of address.
     fn add_counted_by_port(&mut self, span: &Span, name: &ServicePortName) {
         for ((of, endpoint), count) in &span.now.port_endpoints {
             if of == name {
@@ -175,9 +175,10 @@ impl AddressRanking {
         }
     }
 
-    /// Adds the busiest endpoints of the Service ports in the ranking, in the sort order.
+    /// Adds the endpoints of the ranked Service ports, sorts all endpoints, and keeps the first
+    /// `limit`.
     pub(super) fn add_endpoints(&mut self, found: &Endpoints, sort: Sort, limit: usize) {
-        // Sums the counters of an endpoint, which has counters at each address of its Service port.
+        // An endpoint has counters at each address of its Service port, so adds them up.
         let mut all: HashMap<(usize, SocketAddr), (Rate, Count)> = HashMap::new();
         for ((at, endpoint), counted) in found {
             let Some(port) = self.port_of.get(at) else {
@@ -185,8 +186,8 @@ impl AddressRanking {
             };
             let (sum, count) = all.entry((*port, *endpoint)).or_default();
             count.add(&counted.now);
-            // IPVS counts open connections per endpoint, so a port's number is the sum over its
-            // endpoints.
+            // IPVS counts open connections by endpoint, so the number of a Service port is the sum
+            // over its endpoints.
             if let (Some(active), Some(of)) = (counted.now.active, self.view.ports.get_mut(*port))
                 && !self.has_active.contains(port)
             {
@@ -224,8 +225,8 @@ impl AddressRanking {
     }
 }
 
-/// Returns the counted addresses of each NodePort, by port number and protocol. The node has these
-/// addresses, and no Service has them.
+/// Returns the counted addresses of each NodePort, by port number and protocol: addresses of the
+/// node that are not a Service's own.
 fn by_node_port(
     span: &Span,
     owners: &[Owner],
@@ -255,8 +256,8 @@ fn service_addresses(owner: &Owner) -> impl Iterator<Item = At> + '_ {
     })
 }
 
-/// Sums the counters of a Service port over its addresses. Also adds the counters that userspace
-/// mode has for the port's name.
+/// Adds up the counters of a Service port over its addresses, and those that userspace mode has
+/// under the port's name.
 fn of_port(span: &Span, name: &ServicePortName, at: &[At], seconds: f64) -> (Rate, Count) {
     let mut sum = (Rate::default(), Count::default());
     let mut add = |count: &Count, before: Option<&Count>| {
@@ -280,7 +281,7 @@ fn of_port(span: &Span, name: &ServicePortName, at: &[At], seconds: f64) -> (Rat
     sum
 }
 
-/// Returns the sum of the rates of all counters.
+/// Returns the sum of all rates, including traffic that belongs to no Service.
 fn total(span: &Span, seconds: f64) -> Rate {
     let before = span.before.as_ref();
     let addresses = span.now.addresses.iter().map(|(at, count)| {
@@ -299,8 +300,8 @@ fn total(span: &Span, seconds: f64) -> Rate {
         .fold(Rate::default(), |sum, each| plus(&sum, &each))
 }
 
-/// Returns the rates per second, or zeros if there is only one sample. If a counter is new or has
-/// become smaller, assumes that it started from zero between the samples.
+/// Returns the rates per second, or zeros if there is only one sample. A counter that is new or has
+/// become smaller counts from zero.
 fn rate(now: &Count, before: Option<&Count>, seconds: f64) -> Rate {
     if seconds <= 0.0 {
         return Rate::default();

@@ -1,5 +1,5 @@
-//! Counter samples, from which rates are computed: of all addresses, and of the endpoints of listed
-//! addresses. Requests within a second share a sample.
+//! Stores counter samples, from which rates are computed: of all addresses, and of the endpoints of
+//! listed addresses. Requests within a second share a sample.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -13,17 +13,17 @@ use tokio::time::sleep;
 
 use crate::RequestRefusal;
 
-/// Shortest time between two samples.
+/// Minimum time between two samples.
 const APART: Duration = Duration::from_secs(1);
-/// Time after the last request at which the samples are dropped.
+/// Time between the last request and the removal of the samples.
 const KEPT: Duration = Duration::from_mins(1);
 
-/// A sample of the counters of all addresses.
+/// Counters of all addresses at one time.
 #[derive(Debug)]
 pub(super) struct Sample {
     pub(super) at: Instant,
     pub(super) addresses: HashMap<At, Count>,
-    /// Counters of Service ports. Only userspace mode has such counters.
+    /// Counters by Service port, which only userspace mode has.
     pub(super) ports: HashMap<ServicePortName, Count>,
     pub(super) port_endpoints: HashMap<(ServicePortName, SocketAddr), Count>,
 }
@@ -37,7 +37,7 @@ pub(super) struct Span {
 }
 
 impl Span {
-    /// Returns the seconds between the two samples, or 0 if there is only one sample.
+    /// Returns the time between the two samples in seconds, or 0 if there is only one.
     pub(super) fn seconds(&self) -> f64 {
         let before = self.before.as_ref();
         before.map_or(0.0, |before| {
@@ -49,18 +49,18 @@ impl Span {
     }
 }
 
-/// Counters of the endpoints of listed addresses, in the last two samples.
+/// Counters of endpoints at the listed addresses, in the last two samples.
 pub(super) type Endpoints = HashMap<(At, SocketAddr), EndpointCounters>;
 
-/// Counters of one address, by endpoint.
+/// Counters of one address's endpoints, in one sample.
 type ByEndpoint = HashMap<SocketAddr, Count>;
 
-/// The last two samples of the endpoints of one address.
+/// The last two samples of one address's endpoints.
 #[derive(Debug)]
 struct OfAddress {
     at: Instant,
     counted: ByEndpoint,
-    /// Time and counters of the previous sample, or `None` if there is only one sample.
+    /// Time and counters of the previous sample, or `None` if there is only one.
     before: Option<(Instant, ByEndpoint)>,
 }
 
@@ -68,32 +68,33 @@ struct OfAddress {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct EndpointCounters {
     pub(super) now: Count,
-    /// Counters in the previous sample, and the seconds since then. `None` if there is only one
-    /// sample.
+    /// Counters in the previous sample, and the seconds between both samples. `None` if there is
+    /// only one.
     pub(super) before: Option<(Count, f64)>,
 }
 
-/// Store of the last samples. Clones share it.
+/// Store of the last samples. Its clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct SampleStore {
-    /// The last samples. A thread that reads the kernel holds the lock for a while, so only
-    /// blocking threads may wait for it.
+    /// The last samples. A thread holds the lock while it reads the kernel, so only threads that
+    /// may block wait for the lock.
     kept: Arc<Mutex<StoredSamples>>,
-    /// Timer that drops the samples [`KEPT`] after the last request.
+    /// Timer that removes the samples [`KEPT`] after the last request.
     forgetting: Arc<Mutex<Option<AbortHandle>>>,
-    /// Function that returns free memory to the system.
+    /// Function that returns freed memory to the system.
     trim: fn(),
 }
 
 #[derive(Debug, Default)]
 struct StoredSamples {
     last: Option<Span>,
-    /// The last samples of endpoints, by address. Requests may list different addresses.
+    /// The last samples of endpoints, by address, because requests may list different addresses.
     endpoints: HashMap<At, OfAddress>,
 }
 
 impl SampleStore {
-    /// Creates an empty store. `trim` returns free memory to the system.
+    /// Creates an empty store. `trim` is called after the samples are removed, to return their
+    /// memory to the system.
     pub(crate) fn new(trim: fn()) -> Self {
         Self {
             kept: Arc::default(),
@@ -102,8 +103,8 @@ impl SampleStore {
         }
     }
 
-    /// Takes a sample, and returns it with the previous sample. If the last sample is younger than
-    /// [`APART`], takes no sample, and returns the last two samples.
+    /// Takes a sample of all addresses, and returns it with the previous one. If the last sample is
+    /// younger than [`APART`], returns the last two samples instead.
     ///
     /// # Errors
     ///
@@ -146,8 +147,8 @@ impl SampleStore {
         Ok(span)
     }
 
-    /// Takes samples of the endpoints of these addresses, except for addresses whose last sample is
-    /// younger than [`APART`]. Returns the last two samples of each endpoint.
+    /// Takes a sample of the endpoints of each address in `of`, unless its last sample is younger
+    /// than [`APART`]. Returns the last two samples of each endpoint.
     ///
     /// # Errors
     ///
@@ -188,7 +189,7 @@ impl SampleStore {
         Ok(found.flat_map(|(at, of)| of.found(*at)).collect())
     }
 
-    /// Restarts the timer that drops all samples [`KEPT`] after the last request.
+    /// Restarts the timer that removes all samples [`KEPT`] after the last request.
     pub(super) fn forget_later(&self) {
         let (kept, trim) = (Arc::downgrade(&self.kept), self.trim);
         let forgetting = tokio::spawn(async move {

@@ -12,7 +12,7 @@ use super::samples::SampleStore;
 use super::*;
 use crate::owners::{LOOKED_AT_A_TURN, owners};
 
-/// Fake reader that returns the counters which the test sets.
+/// Fake reader of the counters that the test has set.
 #[derive(Clone, Default)]
 struct Fake(Arc<Mutex<HashMap<At, u64>>>);
 
@@ -87,8 +87,8 @@ fn model(services: &[(&str, &str, Option<u16>)]) -> Model {
     model
 }
 
-/// Takes two samples, two seconds apart, and returns the response. Runs `between` after the first
-/// sample.
+/// Takes two samples, two seconds apart, with a call of `between` after the first. Returns the
+/// response.
 fn told(fake: &Fake, model: &Model, between: impl FnOnce(), limit: usize) -> view::Top {
     let (counters, looks) = (fake.counters(), SampleStore::new(|| {}));
     let began = Instant::now();
@@ -120,7 +120,7 @@ fn the_busiest_service_port_is_first_with_the_sum_of_its_addresses() {
     ] {
         fake.set(at, 1_000);
     }
-    // This virtual server belongs to another program, because its address serves no NodePorts.
+    // This address serves no NodePorts, so its virtual server belongs to another program.
     fake.set("192.0.2.9:30080", 7_000);
     let model = model(&[
         ("quiet", "10.96.0.1", None),
@@ -145,11 +145,11 @@ fn the_busiest_service_port_is_first_with_the_sum_of_its_addresses() {
         ]
     );
     assert_eq!(top.ports[0].counters.connections, 2_040);
-    // The number of open connections is the sum over both addresses of the port.
+    // The number of open connections is the sum over the port's two addresses.
     assert_eq!(top.ports[0].counters.active, Some(6));
     assert_eq!(top.seconds, 2.0);
     assert_eq!((top.total.connections, top.total.bytes_in), (35.0, 3_500.0));
-    // Traffic that belongs to no Service counts in the total, but is not in the list.
+    // Traffic that belongs to no Service counts in the total, but is not listed.
     assert_eq!(top.endpoints.len(), 2);
     assert_eq!(top.endpoints[0].service.to_string(), "default/busy");
 }
@@ -280,7 +280,7 @@ fn clients_that_request_different_service_ports_see_the_same_rates() {
     };
     set(1_000);
     assert_eq!(look(&both, 0), (None, None));
-    // The second client lists only the first of the two addresses.
+    // The second client lists only the first address.
     set(1_190);
     let is_told = |count: u64, seconds: &str| Some((count, seconds.to_owned()));
     assert_eq!(look(&both[..1], 1_900), (is_told(190, "1.9"), None));
@@ -288,13 +288,13 @@ fn clients_that_request_different_service_ports_see_the_same_rates() {
     assert_eq!(look(&both, 2_000), (is_told(190, "1.9"), is_told(200, "2")));
     set(1_400);
     assert_eq!(look(&both, 4_000), (is_told(210, "2.1"), is_told(200, "2")));
-    // The store drops the samples of an address once no client lists it any longer.
+    // The store removes the samples of an address that no client has listed for a minute.
     look(&both[..1], 70_000);
     assert_eq!(look(&both, 71_500).1, None);
 }
 
-/// Fake reader. A read sends a message on the first channel, and ends when a message arrives on the
-/// second channel.
+/// Fake reader whose read sends a message on the first channel, then waits for a message on the
+/// second.
 struct Waits(mpsc::Sender<()>, mpsc::Receiver<()>);
 
 impl ReadCounters for Waits {
