@@ -1,8 +1,7 @@
-//! Rules that several modes write. They mark, masquerade and forward packets, and detect traffic
-//! from local pods. This module contains the iptables rules. The module [`nft`] contains the rules
-//! of nf_tables.
+//! Rules that several modes write, to mark, masquerade and forward packets, and to detect traffic
+//! from local pods: here for iptables, and in the module [`nft`] for nf_tables.
 //!
-//! Other programs jump by name to some of the chains that contain these rules.
+//! Other programs jump to some of these chains by name.
 //!
 //! Source: upstream's `pkg/proxy/iptables/proxier.go`, `pkg/proxy/ipvs/proxier.go`.
 
@@ -17,7 +16,7 @@ use proxy::LocalDetector;
 /// The IPv4 loopback network 127.0.0.0/8.
 pub const LOCALHOST: IpNet = IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8));
 
-/// Name of the chain in table nat that packets to Services pass first.
+/// Name of the chain in table nat that handles packets to Services.
 pub const SERVICES: &str = "KUBE-SERVICES";
 /// Name of the chain in table nat that marks packets for masquerading.
 pub const MARK_MASQ: &str = "KUBE-MARK-MASQ";
@@ -29,22 +28,22 @@ pub const FORWARD: &str = "KUBE-FORWARD";
 const PORTALS: &str = "kubernetes service portals";
 const FORWARDING: &str = "kubernetes forwarding rules";
 
-/// Jump to [`SERVICES`] for packets that this node sends.
+/// Jump from OUTPUT to [`SERVICES`], for packets that this node sends.
 pub const FROM_OUTPUT: Jump = Jump::new(Table::Nat, "OUTPUT", SERVICES, PORTALS);
-/// Jump to [`SERVICES`] for packets that arrive at this node.
+/// Jump from PREROUTING to [`SERVICES`], for packets that arrive at this node.
 pub const FROM_PREROUTING: Jump = Jump::new(Table::Nat, "PREROUTING", SERVICES, PORTALS);
-/// Jump to [`POSTROUTING`] for packets that leave this node.
+/// Jump from POSTROUTING to [`POSTROUTING`], for packets that leave this node.
 pub const FROM_POSTROUTING: Jump = Jump::new(
     Table::Nat,
     "POSTROUTING",
     POSTROUTING,
     "kubernetes postrouting rules",
 );
-/// Jump to [`FORWARD`] for forwarded packets.
+/// Jump from FORWARD to [`FORWARD`], for packets that this node forwards.
 pub const FROM_FORWARD: Jump = Jump::new(Table::Filter, "FORWARD", FORWARD, FORWARDING);
 
-/// Returns the match for traffic from pods of this node, or `None` if no detector of pod traffic is
-/// configured.
+/// Returns the match for traffic from pods of this node, or `None` if the detector is
+/// [`LocalDetector::None`].
 pub fn local(detector: &LocalDetector) -> Option<Match> {
     Some(match detector {
         LocalDetector::None => return None,
@@ -54,8 +53,8 @@ pub fn local(detector: &LocalDetector) -> Option<Match> {
     })
 }
 
-/// Returns the match for traffic that does not come from this node's pods, or `None` if no detector
-/// of pod traffic is configured.
+/// Returns the match for traffic that is not from pods of this node, or `None` if the detector is
+/// [`LocalDetector::None`].
 pub fn not_local(detector: &LocalDetector) -> Option<Match> {
     Some(match local(detector)? {
         Match::Source(net) => Match::NotSource(net),
@@ -64,8 +63,8 @@ pub fn not_local(detector: &LocalDetector) -> Option<Match> {
     })
 }
 
-/// Returns the rules of the chain [`POSTROUTING`]. The rules masquerade marked packets, and clear
-/// the mark.
+/// Returns the rules of the chain [`POSTROUTING`], which masquerade marked packets and clear the
+/// mark.
 pub fn masquerade(mark: u32, port: SourcePort) -> [Rule; 3] {
     let why = Match::comment("kubernetes service traffic requiring SNAT");
     [
@@ -75,8 +74,7 @@ pub fn masquerade(mark: u32, port: SourcePort) -> [Rule; 3] {
     ]
 }
 
-/// Returns the rules of the chain [`FORWARD`]. The rules accept marked packets and established
-/// flows.
+/// Returns the rules of the chain [`FORWARD`], which accept marked packets and established flows.
 pub fn forward(mark: u32) -> [Rule; 2] {
     let known = [
         Match::comment("kubernetes forwarding conntrack rule"),

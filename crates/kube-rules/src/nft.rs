@@ -1,7 +1,7 @@
-//! Rules of nf_tables for one IP family, in the kernel's expressions as `nft` 1.0.6 encodes them.
+//! nf_tables rules for one IP family, as the expressions that `nft` 1.0.6 sends to the kernel.
 //!
-//! Other versions of `nft` encode some rules differently. If a rule in the kernel has another
-//! encoding, the mode treats the rule as one that another program wrote, and replaces it once.
+//! Other versions of `nft` encode some rules differently. A mode treats a rule with another
+//! encoding as another program's change, and replaces it once.
 
 mod interval;
 mod marks;
@@ -20,26 +20,26 @@ use proxy::{IpFamily, LocalDetector, Protocol};
 
 use interval::intervals;
 
-/// Conntrack state bit of a new connection (`NF_CT_STATE_BIT(IP_CT_NEW)`), as the kernel loads it
-/// into a register (linux/nf_conntrack_common.h).
+/// Value of `ct state` for the first packet of a connection: `NF_CT_STATE_BIT(IP_CT_NEW)`.
 const NEW: u32 = 8;
-/// Conntrack status bit of a flow whose destination is translated (`IPS_DST_NAT`).
+/// Bit of `ct status` for a connection with a translated destination (`IPS_DST_NAT`).
 const DESTINATION_NAT: u32 = 0x20;
-/// NAT flag for a random source port: `NF_NAT_RANGE_PROTO_RANDOM_FULLY` (linux/netfilter/nf_nat.h).
+/// NAT flag for a fully random source port: `NF_NAT_RANGE_PROTO_RANDOM_FULLY`
+/// (linux/netfilter/nf_nat.h).
 const FULLY_RANDOM: u32 = 0x10;
-/// Route type of the node's own addresses: `RTN_LOCAL` (linux/rtnetlink.h).
+/// Route type for the node's own addresses: `RTN_LOCAL` (linux/rtnetlink.h).
 const LOCAL: u32 = 2;
-/// Kind of rejection with a TCP reset (`NFT_REJECT_TCP_RST`).
+/// Type of `reject` that sends a TCP reset (`NFT_REJECT_TCP_RST`).
 const TCP_RESET: u32 = 1;
-/// Kind of rejection with ICMP unreachable (`NFT_REJECT_ICMP_UNREACH`).
+/// Type of `reject` that sends ICMP unreachable (`NFT_REJECT_ICMP_UNREACH`).
 const UNREACHABLE: u32 = 0;
-/// Object type of a named counter (`NFT_OBJECT_COUNTER`).
+/// Type of a named counter among nf_tables objects (`NFT_OBJECT_COUNTER`).
 pub const COUNTER: u32 = 1;
-/// Size of an interface name in bytes: `IFNAMSIZ` (linux/if.h).
+/// Length of an interface name in a register, in bytes: `IFNAMSIZ` (linux/if.h).
 const INTERFACE_NAME: usize = 16;
 
-/// Returns the first free register after `bytes` bytes of values. Every key of this crate fits into
-/// the registers.
+/// Returns the first register behind `bytes` bytes of values. Every key of this crate fits into the
+/// registers.
 const fn after(bytes: usize) -> Register {
     match Register::at(bytes) {
         Some(register) => register,
@@ -47,7 +47,7 @@ const fn after(bytes: usize) -> Register {
     }
 }
 
-/// Side of a packet whose address a rule matches.
+/// Source or destination of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     /// The source of the packet.
@@ -56,7 +56,7 @@ pub enum Side {
     Destination,
 }
 
-/// A packet field that is part of a key.
+/// A packet field that can be part of a set's key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Field {
     /// The source or destination address: `ip saddr`, `ip daddr`.
@@ -67,24 +67,23 @@ pub enum Field {
     Port,
 }
 
-/// The source address: `ip saddr`.
+/// Key field with the source address: `ip saddr`.
 pub const SOURCE: Field = Field::Address(Side::Source);
-/// The destination address: `ip daddr`.
+/// Key field with the destination address: `ip daddr`.
 pub const DESTINATION: Field = Field::Address(Side::Destination);
-/// Key of a port: `meta l4proto . th dport`.
+/// Key of a destination port: `meta l4proto . th dport`.
 pub const PORT: &[Field] = &[Field::Protocol, Field::Port];
-/// The key of an address and port: `ip daddr . meta l4proto . th dport`.
+/// Key of a destination address and port: `ip daddr . meta l4proto . th dport`.
 pub const ADDRESS_AND_PORT: &[Field] = &[DESTINATION, Field::Protocol, Field::Port];
-/// The key of a client's access to an address and port: `ip saddr . ip daddr . meta l4proto . th
-/// dport`.
+/// Key of a client and a destination: `ip saddr . ip daddr . meta l4proto . th dport`.
 pub const CONNECTION: &[Field] = &[SOURCE, DESTINATION, Field::Protocol, Field::Port];
 
-/// Condition under which a comparison or look-up in a set matches.
+/// Sense of a comparison or set look-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sense {
     /// The packet matches if the values are equal, or if the set contains the value.
     Is,
-    /// The packet matches if the values differ, or if the set does not contain the value.
+    /// The packet matches if the values differ, or if the set lacks the value.
     IsNot,
 }
 
@@ -104,7 +103,7 @@ impl Sense {
     }
 }
 
-/// Returns the data type of addresses of a family.
+/// Returns the data type of an IP family's addresses.
 pub fn address_type(of: IpFamily) -> DataType {
     match of {
         IpFamily::V4 => DataType::Ipv4Addr,
@@ -112,9 +111,9 @@ pub fn address_type(of: IpFamily) -> DataType {
     }
 }
 
-/// A rule under construction. The caller adds clauses in the order in which the kernel evaluates
-/// them. Each clause loads its values from the first register on, and never uses values that an
-/// earlier clause loaded.
+/// A rule under construction. The caller adds clauses in the order of their evaluation. Each clause
+/// loads its values from the first register on, and uses no value that an earlier clause has
+/// loaded.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Line {
@@ -123,7 +122,7 @@ pub struct Line {
 }
 
 impl Line {
-    /// Creates an empty rule for a family.
+    /// Creates a rule without clauses for packets of one IP family.
     pub fn new(family: IpFamily) -> Self {
         Self {
             family,
@@ -154,8 +153,8 @@ impl Line {
         payload(PayloadBase::Network, offset, bytes, to)
     }
 
-    /// Loads the fields into consecutive registers. The first field begins at byte `at` of the
-    /// registers.
+    /// Loads fields into consecutive registers. The first field begins `at` bytes after the start
+    /// of the registers.
     fn load(mut self, fields: &[Field], mut at: usize) -> Self {
         let len = self.address_len();
         for field in fields {
@@ -179,8 +178,7 @@ impl Line {
         self.push([Expression::Lookup { key, set, what }])
     }
 
-    /// Matches if the number that `load` loads has at least one of these bits. The number is in
-    /// host byte order.
+    /// Matches if the number that `load` loads, in host byte order, has at least one of these bits.
     fn has_bits(self, load: Expression, bits: u32) -> Self {
         let masked = bitwise(number(bits), number(0));
         self.push([load, masked, compare(Comparison::NotEqual, number(0))])
@@ -193,32 +191,32 @@ impl Line {
         self.has_bits(ct(CtKey::State), NEW)
     }
 
-    /// Matches connections with a translated destination: `ct status dnat`.
+    /// Matches packets of connections whose destination is translated: `ct status dnat`.
     pub fn translated(self) -> Self {
         self.has_bits(ct(CtKey::Status), DESTINATION_NAT)
     }
 
-    /// Matches packets with any of these mark bits: `mark and MARK != 0`.
+    /// Matches packets with at least one of these mark bits: `mark and MARK != 0`.
     pub fn marked(self, mark: u32) -> Self {
         self.has_bits(meta(MetaKey::Mark, Register::FIRST), mark)
     }
 
-    /// Matches packets with all these mark bits: `mark and MARK == MARK`.
+    /// Matches packets with all of these mark bits: `mark and MARK == MARK`.
     pub fn marked_whole(self, mark: u32) -> Self {
         let masked = bitwise(number(mark), number(0));
         let load = meta(MetaKey::Mark, Register::FIRST);
         self.push([load, masked, compare(Comparison::Equal, number(mark))])
     }
 
-    /// Matches if a key is in a set or, according to `sense`, is not in the set: `ip daddr . meta
-    /// l4proto . th dport != @set`.
+    /// Matches packets whose key is in a set or, with [`Sense::IsNot`], is not in it: `ip daddr .
+    /// meta l4proto . th dport != @set`.
     pub fn in_set(self, key: &[Field], sense: Sense, set: impl Into<Name>) -> Self {
         let set = SetRef::Named(set.into());
         self.load(key, 0).look_up(set, sense.membership())
     }
 
-    /// Matches if a key is in a set of networks: `ip daddr . meta l4proto . th dport . ip saddr &
-    /// 255.255.0.0 @set`. The last address of the key is masked with `prefix` bits.
+    /// Matches packets whose key is in a set of networks: `ip daddr . meta l4proto . th dport . ip
+    /// saddr & 255.255.0.0 @set`. The key's last address keeps only its first `prefix` bits.
     pub fn in_set_of_nets(self, key: &[Field], prefix: u8, set: impl Into<Name>) -> Self {
         let all = match self.family {
             IpFamily::V4 => IpNet::new_assert(Ipv4Addr::UNSPECIFIED.into(), prefix.min(32)),
@@ -242,7 +240,7 @@ impl Line {
         )
     }
 
-    /// Matches an address inside a network or, according to `sense`, outside of it: `ip saddr !=
+    /// Matches an address inside a network or, with [`Sense::IsNot`], outside of it: `ip saddr !=
     /// NET`. If the prefix length is a multiple of 8, the rule loads only the bytes of the prefix.
     pub fn in_net(self, side: Side, sense: Sense, net: IpNet) -> Self {
         let (bits, len) = (usize::from(net.prefix_len()), self.address_len());
@@ -257,8 +255,8 @@ impl Line {
         self.push([load, masked, compare(sense.comparison(), network)])
     }
 
-    /// Matches an address inside any of these networks or, according to `sense`, outside of all:
-    /// `ip saddr != { NET, ... }`. For a single network, the rule uses no set.
+    /// Matches an address inside one of the networks or, with [`Sense::IsNot`], outside of all: `ip
+    /// saddr != { NET, ... }`. For a single network, the rule uses no set.
     pub fn in_nets(self, side: Side, sense: Sense, nets: &[IpNet]) -> Self {
         if let [net] = nets {
             return self.in_net(side, sense, *net);
@@ -280,22 +278,22 @@ impl Line {
         self.push([fib_type(side), compare(Comparison::Equal, number(LOCAL))])
     }
 
-    /// Matches traffic of this node's pods or, according to `sense`, all other traffic. Returns
-    /// `None` if no detector of pod traffic is configured.
+    /// Matches traffic from pods of this node or, with [`Sense::IsNot`], all other traffic. Returns
+    /// `None` if the detector is [`LocalDetector::None`].
     pub fn pod_traffic(self, sense: Sense, detector: &LocalDetector) -> Option<Self> {
         Some(match detector {
             LocalDetector::None => return None,
             LocalDetector::SourceNet(net) => self.in_net(Side::Source, sense, *net),
             LocalDetector::Bridge(name) => self.input_interface(sense, name),
-            // Compares only the beginning of the interface name.
+            // Compares only the first bytes of the interface name.
             LocalDetector::InterfacePrefix(prefix) => {
                 self.input_interface_start(sense, prefix, prefix.len())
             }
         })
     }
 
-    /// Matches packets that arrive on this interface or, according to `sense`, on any other
-    /// interface: `iifname NAME`.
+    /// Matches packets that arrive on the named interface or, with [`Sense::IsNot`], on another
+    /// one: `iifname NAME`.
     pub fn input_interface(self, sense: Sense, name: &str) -> Self {
         self.input_interface_start(sense, name, INTERFACE_NAME)
     }
@@ -307,17 +305,17 @@ impl Line {
         self.push([load, compare(sense.comparison(), bytes)])
     }
 
-    /// Matches a transport protocol: `meta l4proto PROTOCOL`.
+    /// Matches packets of a transport protocol: `meta l4proto PROTOCOL`.
     pub fn protocol(self, protocol: Protocol) -> Self {
         let with = Bytes::from_slice(&[protocol.number()]);
         self.load(&[Field::Protocol], 0)
             .push([compare(Comparison::Equal, with)])
     }
 
-    /// Matches requests of `ping`: `meta l4proto icmp icmp type echo-request`, or `meta l4proto
+    /// Matches echo requests (`ping`): `meta l4proto icmp icmp type echo-request`, or `meta l4proto
     /// ipv6-icmp icmpv6 type echo-request`.
     pub fn echo_request(self) -> Self {
-        // IPPROTO_ICMP and ICMP_ECHO; IPPROTO_ICMPV6 and ICMPV6_ECHO_REQUEST.
+        // IPPROTO_ICMP with ICMP_ECHO, and IPPROTO_ICMPV6 with ICMPV6_ECHO_REQUEST.
         let (protocol, kind) = match self.family {
             IpFamily::V4 => (1, 8),
             IpFamily::V6 => (58, 128),
@@ -330,14 +328,14 @@ impl Line {
 
     // ---- statements ----
 
-    /// Applies the verdict that a map has for a key: `ip daddr . meta l4proto . th dport vmap
-    /// @map`.
+    /// Applies the verdict that a verdict map has for the packet's key: `ip daddr . meta l4proto .
+    /// th dport vmap @map`.
     pub fn verdict_by(self, key: &[Field], map: impl Into<Name>) -> Self {
         let map = SetRef::Named(map.into());
         self.load(key, 0).look_up(map, LookupFor::Verdict)
     }
 
-    /// Counts the packet in a named counter: `counter name "counter"`.
+    /// Counts packets in a named counter: `counter name "counter"`.
     pub fn count_in(self, counter: &'static str) -> Self {
         self.push([Expression::Object {
             kind: COUNTER,
@@ -345,8 +343,8 @@ impl Line {
         }])
     }
 
-    /// Replaces the source address with the node's address: `masquerade`, or `masquerade
-    /// fully-random` for a random source port.
+    /// Replaces the source by the node's address: `masquerade`, or `masquerade fully-random` for a
+    /// random source port.
     pub fn masquerade(self, port: SourcePort) -> Self {
         let flags = match port {
             SourcePort::Kept => 0,
@@ -355,9 +353,9 @@ impl Line {
         self.push([Expression::Masquerade { flags }])
     }
 
-    /// Rejects packets with an ICMP error: `reject`.
+    /// Rejects packets with ICMP port unreachable: `reject`.
     pub fn reject(self) -> Self {
-        // ICMP_PORT_UNREACH, or ICMPV6_PORT_UNREACH.
+        // ICMP_PORT_UNREACH (3) or ICMPV6_PORT_UNREACH (4).
         let code = match self.family {
             IpFamily::V4 => 3,
             IpFamily::V6 => 4,
@@ -392,7 +390,7 @@ impl Line {
         self.verdict(Verdict::Goto(chain.into()))
     }
 
-    /// Adds the source address to a set, or restarts the timeout of the address: `update @set { ip
+    /// Adds the source address to a set, or restarts the timeout of its element: `update @set { ip
     /// saddr }`.
     pub fn remember(self, set: Name) -> Self {
         self.load(&[SOURCE], 0).push([Expression::Dynset {
@@ -403,7 +401,7 @@ impl Line {
         }])
     }
 
-    /// Loads a random number: `numgen random mod N`.
+    /// Loads a random number below `modulus` into the first register: `numgen random mod N`.
     fn random(self, modulus: usize) -> Self {
         self.push([Expression::NumGen {
             how: NumGenKind::Random,
@@ -413,8 +411,8 @@ impl Line {
         }])
     }
 
-    /// Translates the destination to the address in the first register. `port` is the register of
-    /// the new port, or `None` to keep the port.
+    /// Translates the destination to the address that the first register has. `port` is the
+    /// register of the new port, or `None` to keep the port.
     fn translate_to_registers(self, port: Option<Register>) -> Self {
         let family = self.family.into();
         self.push([Expression::Nat {
@@ -426,22 +424,22 @@ impl Line {
         }])
     }
 
-    /// Translates the destination to the address and port that a map returns.
+    /// Translates the destination to the address and port that `map` has for the loaded key.
     fn translate_to_found(self, map: SetRef) -> Self {
         let port = after(self.address_len());
         self.look_up(map, LookupFor::Value(Register::FIRST))
             .translate_to_registers(Some(port))
     }
 
-    /// Translates the destination to its present address. The packet does not change, but the
-    /// kernel records a translation: `dnat to ip daddr`.
+    /// Translates the destination to its current address: `dnat to ip daddr`. The packet does not
+    /// change, but no later nat chain can translate it.
     pub fn keep_destination(self) -> Self {
         self.load(&[DESTINATION], 0).translate_to_registers(None)
     }
 
-    /// Translates the destination: `dnat to ADDRESS:PORT`.
+    /// Translates the destination to a fixed address and port: `dnat to ADDRESS:PORT`.
     pub fn translate(self, to: SocketAddr) -> Self {
-        // The port's register follows the registers of an IPv6 address.
+        // The port is behind the registers that an IPv6 address needs.
         let port = after(16);
         self.push([
             Expression::Immediate {
@@ -456,15 +454,15 @@ impl Line {
         .translate_to_registers(Some(port))
     }
 
-    /// Translates the destination to the address and port that a map has for a key: `dnat ip to ip
-    /// daddr . meta l4proto . th dport map @map`.
+    /// Translates the destination to the address and port that a map has for the packet's key:
+    /// `dnat ip to ip daddr . meta l4proto . th dport map @map`.
     pub fn translate_by(self, key: &[Field], map: impl Into<Name>) -> Self {
         self.load(key, 0)
             .translate_to_found(SetRef::Named(map.into()))
     }
 
-    /// Translates the destination to a random endpoint: `dnat ip addr . port to numgen random mod N
-    /// map { 0 : ADDRESS . PORT, ... }`.
+    /// Translates the destination to a random one of `endpoints`: `dnat ip addr . port to numgen
+    /// random mod N map { 0 : ADDRESS . PORT, ... }`.
     pub fn translate_to_one_of(self, endpoints: impl ExactSizeIterator<Item = SocketAddr>) -> Self {
         let value = vec![address_type(self.family), DataType::InetService];
         let count = endpoints.len();
@@ -477,9 +475,9 @@ impl Line {
         self.random(count).translate_to_found(map)
     }
 
-    /// Translates the destination to a random endpoint from a shared map: `dnat ip to numgen random
-    /// mod N . ip daddr . tcp dport map @map`. An earlier clause of the same rule must match the
-    /// protocol.
+    /// Translates the destination to a random endpoint from a map that several Services share:
+    /// `dnat ip to numgen random mod N . ip daddr . tcp dport map @map`. An earlier clause of the
+    /// rule must match the protocol.
     pub fn translate_to_one_in(self, map: &'static str, count: u32) -> Self {
         let count = usize::try_from(count).unwrap_or(usize::MAX);
         self.random(count)
@@ -487,7 +485,7 @@ impl Line {
             .translate_to_found(SetRef::Named(map.into()))
     }
 
-    /// Continues in a random chain: `numgen random mod N vmap { 0 : goto CHAIN, ... }`.
+    /// Continues in a random one of `chains`: `numgen random mod N vmap { 0 : goto CHAIN, ... }`.
     pub fn goto_one_of(self, chains: impl ExactSizeIterator<Item = Name>) -> Self {
         let count = chains.len();
         let element = |(number, chain): (u32, Name)| {
@@ -500,7 +498,7 @@ impl Line {
 
     // ---- ends of rules ----
 
-    /// Returns the completed rule, without a comment.
+    /// Returns the finished rule, without a comment.
     pub fn rule(self) -> Rule {
         Rule {
             expressions: self.expressions,
@@ -508,7 +506,7 @@ impl Line {
         }
     }
 
-    /// Returns the rule with a comment.
+    /// Returns the finished rule, with a comment.
     pub fn comment(self, comment: &str) -> Rule {
         Rule {
             expressions: self.expressions,
@@ -517,7 +515,7 @@ impl Line {
     }
 }
 
-/// Returns an anonymous map whose keys are numbers.
+/// Returns an anonymous map whose keys are the numbers from 0 on.
 fn numbered(kind: SetKind, elements: Vec<Element>) -> SetRef {
     SetRef::Anonymous(Arc::new(AnonymousSet {
         key: vec![DataType::Integer],
@@ -545,7 +543,8 @@ fn set_meta(key: MetaKey, from: Register) -> Expression {
     Expression::SetMeta { key, from }
 }
 
-/// Returns an expression that loads the route type of the packet's source or destination address.
+/// Returns an expression that loads the route type of the packet's source or destination into the
+/// first register.
 fn fib_type(side: Side) -> Expression {
     Expression::Fib {
         result: FibResult::AddressType,
@@ -562,7 +561,7 @@ fn ct(key: CtKey) -> Expression {
     Expression::Ct { key, to }
 }
 
-/// Returns an expression that replaces the first register by `(register & mask) ^ xor`.
+/// Returns an expression that sets the first register to `(register & mask) ^ xor`.
 fn bitwise(mask: Bytes, xor: Bytes) -> Expression {
     Expression::Bitwise {
         from: Register::FIRST,
@@ -580,12 +579,12 @@ fn compare(how: Comparison, with: Bytes) -> Expression {
     }
 }
 
-/// Returns a number in host byte order.
+/// Returns a number as four bytes in host byte order.
 fn number(number: u32) -> Bytes {
     Bytes::from_slice(&number.to_ne_bytes())
 }
 
-/// Returns an address in network byte order.
+/// Returns the bytes of an address in network byte order.
 pub fn octets(address: IpAddr) -> Bytes {
     match address {
         IpAddr::V4(address) => Bytes::from_slice(&address.octets()),

@@ -1,4 +1,4 @@
-//! Follows an endpoint's reply to a packet.
+//! Predicts the path of an endpoint's reply to a packet.
 //!
 //! ```text
 //!   endpoint elsewhere ─▶ PREROUTING ─ routing ─┬─▶ FORWARD ── POSTROUTING ─▶ client
@@ -7,12 +7,12 @@
 //!   endpoint here ──────▶ OUTPUT ───────────────────▶ POSTROUTING ─▶ either client
 //! ```
 //!
-//! - **Connection tracking** reverts the translations of nat chains (`nf_nat_inet_fn`). It restores
-//!   a reply's destination in PREROUTING and OUTPUT, and its source in POSTROUTING and INPUT.
-//! - **IPVS** gives the reply the virtual server's address after the filter chains of FORWARD,
-//!   INPUT or OUTPUT (`ip_vs_out`).
-//! - **FORWARD**: packets that IPVS sends do not pass FORWARD, but the replies to such packets do.
-//!   So the node must have forwarding enabled for these replies.
+//! - **Connection tracking** reverts the translations of nat chains (`nf_nat_inet_fn`): the reply's
+//!   destination in PREROUTING and OUTPUT, and its source in POSTROUTING and INPUT.
+//! - **IPVS** sets the reply's source to the virtual server's address, after the filter chains of
+//!   FORWARD, INPUT or OUTPUT (`ip_vs_out`).
+//! - **FORWARD**: replies to packets that IPVS has sent pass FORWARD, although the packets
+//!   themselves do not. So the node must have forwarding enabled.
 
 use crate::branch::{Branch, End, Step};
 use crate::bridge::comes_by_port;
@@ -23,9 +23,9 @@ use crate::reply::crosses;
 use crate::ruleset::{Hook, Ruleset};
 use crate::walk::{Start, Walker, follow, unknown};
 
-/// Follows the reply to a packet, starting at the endpoint. Assumes that the reply enters this node
-/// through the interface that leads to the endpoint. Returns no path if no endpoint received the
-/// packet.
+/// Follows the reply to the packet of `arrived`, from the endpoint on. Assumes that the reply
+/// enters this node through the interface that leads to the endpoint. Returns no path if no
+/// endpoint received the packet.
 ///
 /// [`Fate::Forwarded`] and [`Fate::Local`] mean that the client receives a valid reply.
 /// [`Fate::Delivered`] does not occur.
@@ -83,8 +83,8 @@ fn begin(arrived: &Walk, walker: &Walker<'_>) -> Option<Start> {
     })
 }
 
-/// Reports whether netfilter's rules see the packet. A packet that crosses a bridge from port to
-/// port passes the rules only if the bridge calls netfilter.
+/// Reports whether a reply passes this node's netfilter rules. A reply that crosses a bridge from
+/// port to port does so only if the bridge passes its frames to netfilter.
 fn passes_by(packet: &Packet, kernel: &dyn Kernel) -> Result<bool, String> {
     let is_bridged = crosses(packet, kernel).is_some();
     Ok(!is_bridged || comes_by_port(packet, kernel).map_err(|unread| unread.to_string())?)
@@ -107,8 +107,8 @@ fn bridged_past(packet: &Packet) -> Step {
     Step::new("bridge", bridge, says)
 }
 
-/// Drops replies that the client would not accept. The source of such a reply differs from the
-/// address to which the client sent.
+/// Drops a reply that the client would not accept, because its source or destination is not the one
+/// of the client's request.
 fn conclude(walk: &mut Walk) {
     let packet = &walk.packet;
     let fate = match walk.presumed {

@@ -1,14 +1,14 @@
-//! A possible path of a packet.
+//! A possible path of a packet, with its steps, doubts and end.
 
 use std::sync::Arc;
 
 use crate::packet::Packet;
 
-/// Largest number of paths of one packet. A Service may have thousands of endpoints, and several
-/// random choices multiply the number of paths.
+/// Maximum number of paths that are followed for one packet. A Service may have thousands of
+/// endpoints, and several random choices multiply the number of paths.
 pub const MOST_BRANCHES: usize = 4096;
 
-/// Numbers of packets and bytes that a rule has counted.
+/// Packets and bytes that a rule or an IPVS object has counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Number of counted packets.
@@ -17,23 +17,23 @@ pub struct Counters {
     pub bytes: u64,
 }
 
-/// An object on the packet's path that affects the packet.
+/// A step on a packet's path: an object of the kernel, and its effect on the packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// Place in the kernel, such as `nat KUBE-SERVICES`, `routing` or `IPVS`.
+    /// Place of the object, such as `nat KUBE-SERVICES`, `routing` or `IPVS`.
     pub place: String,
-    /// Object in the format of the tool that lists it, such as a rule or a virtual server.
+    /// Object, such as a rule or virtual server, in the format of the tool that lists it.
     pub entry: String,
     /// Effect of the object on the packet, as text for the user.
     pub says: String,
-    /// Set members that matched, such as `KUBE-CLUSTER-IP 10.96.0.1,tcp:443`.
+    /// Set members that the packet matched, such as `KUBE-CLUSTER-IP 10.96.0.1,tcp:443`.
     pub members: Vec<String>,
     /// Counters of the object, if it has any.
     pub counters: Option<Counters>,
 }
 
 impl Step {
-    /// Creates a step without counters.
+    /// Creates a step without counters and set members.
     pub fn new(
         place: impl Into<String>,
         entry: impl Into<String>,
@@ -49,29 +49,29 @@ impl Step {
     }
 }
 
-/// Assumption of a path: a rule matches, or it does not match. A path needs an assumption if the
+/// Assumption of a path that a rule matches, or that it does not match. A path has a doubt if the
 /// rule is not supported, or if an object could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Doubt {
-    /// Text for the user: the uncertain rule or object, its place in the kernel, and the reason why
-    /// its outcome is unknown.
+    /// Text for the user: the place and the rule or object, and the reason why the outcome is
+    /// unknown.
     pub what: Arc<str>,
     /// True if this path assumes that the rule matches.
     pub matches: bool,
 }
 
-/// End of a packet's path.
+/// Way in which a packet's path ends.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum End {
-    /// The packet is dropped without a message.
+    /// A rule or IPVS drops the packet without a message to its sender.
     Dropped,
     /// The packet is dropped, and its sender gets this message, such as `ICMP port unreachable`.
     Refused(String),
-    /// The packet has no route, for this reason. The kernel notifies the packet's sender.
+    /// The packet has no route, for this reason, and its sender gets an error.
     Unrouted(String),
     /// A process on this node receives the packet.
     Local,
-    /// The packet leaves the node.
+    /// The packet leaves this node.
     Forwarded,
     /// The packet's outcome is unknown, for this reason.
     Unknown(String),
@@ -80,13 +80,13 @@ pub enum End {
 /// One of the possible paths of a packet.
 #[derive(Debug, Clone)]
 pub struct Branch {
-    /// The packet, as it is at this point of the path.
+    /// The packet with the changes that the path has made to it.
     pub packet: Packet,
-    /// Probability that the packet takes this path, from 0 to 1.
+    /// Probability of this path, from 0 to 1.
     pub chance: f64,
-    /// Steps so far, in order. Paths share their common steps.
+    /// Steps so far, in order. Paths share the memory of their common steps.
     pub steps: Vec<Arc<Step>>,
-    /// Number of rules on the path that had no effect.
+    /// Number of rules that the packet has passed without effect.
     pub passed: usize,
     /// Assumptions on which the path depends.
     pub doubts: Vec<Doubt>,
@@ -95,7 +95,7 @@ pub struct Branch {
 }
 
 impl Branch {
-    /// Creates the initial path of a packet.
+    /// Creates the path on which a packet starts.
     pub fn new(packet: Packet) -> Self {
         Self {
             packet,
@@ -112,8 +112,7 @@ impl Branch {
         self.steps.push(Arc::new(step));
     }
 
-    /// Returns the path after an event with probability `chance`: a copy of this path, whose
-    /// probability is multiplied by `chance`.
+    /// Returns a copy of this path, with its probability multiplied by `chance`.
     #[must_use]
     pub fn with_chance(&self, chance: f64) -> Self {
         let mut branch = self.clone();
@@ -121,12 +120,11 @@ impl Branch {
         branch
     }
 
-    /// Splits the path at a rule with unknown outcome. One path assumes that the rule matches, and
-    /// the other path assumes that it does not match. `what` describes the place, the rule and the
-    /// reason.
+    /// Splits the path at a rule with unknown outcome: the first path assumes a match, the second
+    /// none. `what` names the place, the rule and the reason.
     ///
-    /// Both paths keep the full probability, because neither is known to be more likely. If a rule
-    /// cannot affect the packet, callers do not split the path, but add a step with a note.
+    /// Both paths keep the full probability, because it is unknown which is more likely. A rule
+    /// that cannot affect the packet does not split the path: callers only add a step with a note.
     #[must_use]
     pub fn doubt(self, what: &str) -> (Self, Self) {
         let what: Arc<str> = what.into();

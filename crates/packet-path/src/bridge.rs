@@ -1,10 +1,9 @@
-//! Bridges, whose frames netfilter may handle as packets (`br_netfilter`).
+//! Bridges that pass their frames to netfilter as packets (`br_netfilter`).
 
 use crate::kernel::{Kernel, ReadFailure};
 use crate::packet::Packet;
 
-/// Reports whether the packet enters through a bridge port, and the bridge passes it to netfilter's
-/// rules.
+/// Reports whether the packet enters through a bridge whose ports' packets pass netfilter's rules.
 pub(crate) fn comes_by_port(packet: &Packet, kernel: &dyn Kernel) -> Result<bool, ReadFailure> {
     let Some(iif) = &packet.iif else {
         return Ok(false);

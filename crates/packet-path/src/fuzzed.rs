@@ -1,7 +1,6 @@
-//! Entry points for the fuzzer. Each function passes bytes to a parser of other programs' output.
-//! Only the fuzzer uses these functions.
+//! Entry points for the fuzzer, which pass bytes to parsers of other programs' output.
 
-/// Parses rules as `iptables-save` prints them.
+/// Parses rules in the format of `iptables-save`.
 pub fn rules(bytes: &[u8]) {
     let saved = String::from_utf8_lossy(bytes);
     let tables = crate::Xtables::of(&saved);

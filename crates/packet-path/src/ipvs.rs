@@ -1,14 +1,14 @@
-//! IPVS, which runs at netfilter's hooks (`net/netfilter/ipvs/ip_vs_core.c`, `ip_vs_xmit.c`).
+//! Predicts how IPVS handles a packet at netfilter's hooks (`net/netfilter/ipvs/ip_vs_core.c`,
+//! `ip_vs_xmit.c`).
 //!
 //! | packets | hook and priority | position |
 //! |---|---|---|
 //! | for this node | `LOCAL_IN`, 99 | after the filter chains |
 //! | from this node | `LOCAL_OUT`, -98 | after output NAT |
 //!
-//! Higher priority numbers run later. IPVS sends a packet in one of two ways:
+//! Higher priority numbers run later. IPVS sends the packet in one of two ways:
 //!
-//! - To another host: the packet passes OUTPUT from its beginning and then POSTROUTING, but never
-//!   FORWARD.
+//! - To another host: the packet passes all of OUTPUT and then POSTROUTING, but never FORWARD.
 //! - To an endpoint on this node: the packet continues at the same hook.
 
 use std::fmt::Write as _;
@@ -22,11 +22,11 @@ use crate::kernel::{Kernel, ReadFailure, Route, RouteQuestion, Server};
 use crate::packet::{Packet, Tracking};
 use crate::ruleset::Hook;
 
-/// Priority of IPVS at hook input (`NF_IP_PRI_NAT_SRC - 1`).
+/// Priority at which IPVS handles packets at the hook `input` (`NF_IP_PRI_NAT_SRC - 1`).
 pub(crate) const PRIORITY_INPUT: i32 = 99;
-/// Priority of IPVS at hook output (`NF_IP_PRI_NAT_DST + 2`).
+/// Priority at which IPVS handles packets at the hook `output` (`NF_IP_PRI_NAT_DST + 2`).
 pub(crate) const PRIORITY_OUTPUT: i32 = -98;
-/// Priority of IPVS for replies at hook forward (`ip_vs_out`).
+/// Priority at which IPVS handles replies at the hook `forward` (`ip_vs_out`).
 const PRIORITY_FORWARD: i32 = 100;
 
 const PLACE: &str = "IPVS";
@@ -40,7 +40,8 @@ pub(crate) enum AfterIpvs {
     Leaves(Branch),
 }
 
-/// Returns the priority at which IPVS runs at a hook, or `None` if IPVS does not run at this hook.
+/// Returns the priority at which IPVS handles packets at a hook, or `None` if it does not run
+/// there.
 pub(crate) fn priority(hook: Hook) -> Option<i32> {
     match hook {
         Hook::Input => Some(PRIORITY_INPUT),
@@ -50,10 +51,10 @@ pub(crate) fn priority(hook: Hook) -> Option<i32> {
     }
 }
 
-/// Applies IPVS to a packet at a hook. Returns the packet's possible paths after IPVS.
+/// Applies IPVS to a packet at the current hook. Returns the packet's possible paths after IPVS.
 pub(crate) fn pass(mut branch: Branch, kernel: &dyn Kernel) -> Vec<AfterIpvs> {
-    // Skips packets that IPVS itself sent, which the kernel marks (`ipvs_property`). Also skips
-    // forwarded packets: of these, IPVS handles only replies.
+    // Skips packets that IPVS itself has sent, which the kernel marks (`ipvs_property`). Also skips
+    // forwarded packets, because IPVS handles only replies among these.
     let is_forwarded = branch.packet.iif.is_some() && branch.packet.oif.is_some();
     if branch.packet.server.is_some() || is_forwarded {
         return vec![AfterIpvs::Stays(branch)];
@@ -99,8 +100,8 @@ pub(crate) fn pass(mut branch: Branch, kernel: &dyn Kernel) -> Vec<AfterIpvs> {
 
 const UNREACHABLE: &str = "ICMP port unreachable";
 
-/// Finds the virtual server for a packet, if any. Searches in the order of `ip_vs_service_find`: by
-/// mark, then by address and port, then by address alone.
+/// Finds the packet's virtual server in the order of `ip_vs_service_find`: by fwmark, then by
+/// address and port, then by address with port 0.
 fn find(packet: &Packet, kernel: &dyn Kernel) -> Result<Option<Server>, ReadFailure> {
     let family = IpFamily::of(packet.destination);
     let protocol = Protocol(packet.protocol);
@@ -117,7 +118,7 @@ fn find(packet: &Packet, kernel: &dyn Kernel) -> Result<Option<Server>, ReadFail
     Ok(None)
 }
 
-/// Returns the destinations that accept new connections, each with its share of the connections.
+/// Returns the destinations that accept new connections, each with its share of these, from 0 to 1.
 fn shares(server: &Server) -> Vec<(&DestinationEntry, f64)> {
     let scheduler = server.entry.service.scheduler;
     let has_room = |entry: &&DestinationEntry| {
@@ -128,7 +129,8 @@ fn shares(server: &Server) -> Vec<(&DestinationEntry, f64)> {
     let mut able: Vec<&DestinationEntry> = server.destinations.iter().filter(takes).collect();
     let is_by_weight = match scheduler.as_str() {
         "rr" | "lc" => false,
-        // These schedulers use only the destination with the highest weight.
+        // `fo` uses the destination with the highest weight, and so does `ovf` until this
+        // destination is overloaded.
         "fo" | "ovf" => {
             let weight = |entry: &DestinationEntry| entry.destination.weight;
             let most = able.iter().map(|entry| weight(entry)).max();
@@ -151,7 +153,7 @@ fn shares(server: &Server) -> Vec<(&DestinationEntry, f64)> {
         .collect()
 }
 
-/// Returns the reason why no destination receives the packet, as text for the user.
+/// Returns the reason why no destination gets the packet, as text for the user.
 fn nobody(server: &Server) -> String {
     match server.destinations.len() {
         0 => "the virtual server has no destination".to_owned(),
@@ -189,7 +191,7 @@ fn says(service: &Service, able: usize, all: usize) -> String {
     says
 }
 
-/// Follows a packet that IPVS sends to a destination.
+/// Follows a packet that IPVS sends to the destination `entry` of the virtual server `service`.
 fn send(
     mut branch: Branch,
     service: &Service,
@@ -274,11 +276,11 @@ fn send(
     AfterIpvs::Leaves(branch)
 }
 
-/// Returns the port on which a destination receives packets to `port`.
+/// Returns the port at which a destination gets packets to `port`:
 ///
-/// - If the destination has no port of its own (0), this is the packet's port.
-/// - With persistence, this is the destination's own port only if the virtual server has exactly
-///   the packet's port (`ip_vs_sched_persist`). Otherwise, it is the packet's port.
+/// - A destination without a port of its own (0) gets them at the packet's port.
+/// - With persistence, a destination uses its own port only if the virtual server has the packet's
+///   port, not 0 (`ip_vs_sched_persist`).
 fn port_at(service: &Service, own: u16, port: u16) -> u16 {
     let is_of_port = matches!(service.key, ServiceKey::Address { port: of, .. } if of == port);
     let is_kept = service.flags.contains(Flags::PERSISTENT) && !is_of_port;
@@ -303,7 +305,7 @@ fn route_to(destination: IpAddr, mark: u32, kernel: &dyn Kernel) -> Result<Route
     })
 }
 
-/// Formats a virtual server as `ipvsadm -Sn` lists it.
+/// Formats a virtual server like `ipvsadm -Sn`.
 fn listed(service: &Service) -> String {
     let mut text = format!("-A {} -s {}", selector(&service.key), service.scheduler);
     if service.flags.contains(Flags::PERSISTENT) {

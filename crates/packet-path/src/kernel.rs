@@ -1,4 +1,4 @@
-//! Kernel state, other than rules, that determines a packet's path.
+//! The kernel's state, except its rules, that decides a packet's path.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -8,19 +8,19 @@ use ipvs_netlink::{DestinationEntry, ServiceEntry, ServiceKey};
 
 use crate::packet::Interface;
 
-/// Kernel state, from the kernel or from a snapshot. While one packet is followed, equal queries
-/// return equal results.
+/// Interface to kernel state, read from the kernel or from a snapshot. While one packet is
+/// followed, equal queries return equal results.
 pub trait Kernel {
-    /// Returns the route for a packet. If the packet comes from outside, the kernel may refuse a
-    /// route because of the source address.
+    /// Returns the route of a packet. The kernel may refuse to route a packet from outside because
+    /// of its source address.
     ///
     /// # Errors
     ///
     /// Fails if the query cannot be sent, or its response cannot be read.
     fn route(&self, question: &RouteQuestion) -> Result<Route, ReadFailure>;
 
-    /// Returns the type of an address. If `interface` is given, only addresses of this interface
-    /// count as local (as for `fib` and `addrtype`).
+    /// Returns the type of an address, such as local. If `interface` is given, only addresses of
+    /// this interface count as local (as for `fib` and `addrtype`).
     ///
     /// # Errors
     ///
@@ -31,9 +31,9 @@ pub trait Kernel {
         interface: Option<&Interface>,
     ) -> Result<AddressType, ReadFailure>;
 
-    /// Returns this node's address on an interface, for traffic with `to`. Masqueraded packets to
-    /// `to` get this source, and redirected packets from `to` get this destination. Returns `None`
-    /// if the interface has no address.
+    /// Returns the node's address on an interface for traffic with `to`: the source of packets that
+    /// are masqueraded, or the destination of packets that are redirected. Returns `None` if the
+    /// interface has no address.
     ///
     /// # Errors
     ///
@@ -54,16 +54,16 @@ pub trait Kernel {
     /// Fails if the query cannot be sent, or its response cannot be read.
     fn set_type(&self, set: &str) -> Result<Option<String>, ReadFailure>;
 
-    /// Returns the member of an ipset that matches this key, in the format of `ipset`, or `None` if
-    /// no member matches.
+    /// Returns the member of an ipset that matches `key`, in the format of `ipset`, or `None` if no
+    /// member matches.
     ///
     /// # Errors
     ///
     /// Fails if the query cannot be sent, or its response cannot be read.
     fn member(&self, set: &str, key: &SetKey) -> Result<Option<String>, ReadFailure>;
 
-    /// Returns the mark of the ipset's member that matches this key (`skbmark`). Returns `None` if
-    /// no member matches, and [`Mark::NONE`] for a member without a mark.
+    /// Returns the `skbmark` of the ipset's member that matches `key`: `None` if no member matches,
+    /// and [`Mark::NONE`] for a member without a mark.
     ///
     /// # Errors
     ///
@@ -78,7 +78,8 @@ pub trait Kernel {
     /// Fails if the query cannot be sent, or its response cannot be read.
     fn server(&self, key: &ServiceKey) -> Result<Option<Server>, ReadFailure>;
 
-    /// Returns a setting under /proc/sys, such as `net/ipv4/ip_forward`, if it exists.
+    /// Returns the value of a setting under /proc/sys, such as `net/ipv4/ip_forward`. Returns
+    /// `None` if the setting does not exist.
     ///
     /// # Errors
     ///
@@ -86,12 +87,13 @@ pub trait Kernel {
     fn setting(&self, name: &str) -> Result<Option<String>, ReadFailure>;
 }
 
-/// Part of the kernel's state that could not be read.
+/// Failure to read a part of the kernel's state.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ReadFailure {
-    /// Name of the state, such as `the set KUBE-CLUSTER-IP` or `the rules of iptables-legacy`.
+    /// Name of the unread part, such as `the set KUBE-CLUSTER-IP` or `the rules of
+    /// iptables-legacy`.
     pub part: String,
-    /// Reason why the read failed, and the next step for the user.
+    /// Reason for the failure, and the next step for the user.
     pub reason: String,
 }
 
@@ -101,42 +103,42 @@ impl fmt::Display for ReadFailure {
     }
 }
 
-/// Question for the route of a packet.
+/// Query for the route of a packet.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RouteQuestion {
     /// Destination address of the packet.
     pub destination: IpAddr,
-    /// Source address of the packet. For a packet from this node, `None` if its sender has not
-    /// chosen a source.
+    /// Source address of the packet. `None` if this node sends it, and the sender has not chosen a
+    /// source.
     pub source: Option<IpAddr>,
     /// Input interface, or `None` if this node itself sends the packet.
     pub iif: Option<Interface>,
-    /// Mark of the packet, which policy routing may use.
+    /// Mark of the packet, which rules of policy routing may match.
     pub mark: u32,
 }
 
-/// Result of a route lookup.
+/// Result of a route look-up.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Route {
-    /// A route to this node itself.
+    /// The packet is for this node itself.
     Local {
-        /// Source address that the kernel chooses for the node's own packets, if any.
+        /// Source address that the kernel would choose for a packet of this node, if any.
         source: Option<IpAddr>,
     },
-    /// A route to another host.
+    /// The packet leaves this node.
     Out {
         /// Interface through which the packet leaves the node.
         interface: Interface,
         /// Next hop, or `None` if the destination is directly reachable.
         gateway: Option<IpAddr>,
-        /// Source address that the kernel chooses for the node's own packets, if any.
+        /// Source address that the kernel would choose for a packet of this node, if any.
         source: Option<IpAddr>,
     },
-    /// No usable route.
+    /// The packet has no usable route.
     None {
-        /// Reason why the route is missing, such as `no route to host` or `a martian source`.
+        /// Reason, such as `no route to host` or `a martian source`.
         why: String,
-        /// True if an error or ICMP message notifies the packet's sender.
+        /// True if the packet's sender gets an error or an ICMP message.
         is_told: bool,
     },
 }
@@ -145,7 +147,7 @@ pub enum Route {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum AddressType {
-    /// An address of another host, or an unused address.
+    /// An address of another host, or an address that no host has.
     Unicast = 1,
     /// An address of this node.
     Local = 2,
@@ -153,29 +155,29 @@ pub enum AddressType {
     Broadcast = 3,
     /// A multicast group.
     Multicast = 5,
-    /// An address whose packets a route drops.
+    /// An address for which a route drops the packets (`blackhole`).
     Blackhole = 6,
-    /// An address that a route rejects as unreachable, or that has no route.
+    /// An address for which a route or a missing route causes the error `unreachable`.
     Unreachable = 7,
-    /// An address that a route prohibits.
+    /// An address for which a route causes the error `prohibited`.
     Prohibit = 8,
 }
 
-/// Key for a look-up in an ipset. The type of the set decides which fields of the key are compared.
+/// Key of a look-up in an ipset. The set's type decides which fields are compared.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct SetKey {
-    /// First address of the key, if known.
+    /// First address of the key, or `None` if unknown.
     pub ip: Option<IpAddr>,
-    /// IANA protocol number and port, if known.
+    /// IANA protocol number and port, or `None` if unknown.
     pub port: Option<(u8, u16)>,
-    /// Second address of the key, if known.
+    /// Second address of the key, or `None` if unknown.
     pub ip2: Option<IpAddr>,
 }
 
-/// A virtual server and its destinations.
+/// An IPVS virtual server with its destinations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Server {
-    /// Virtual server without its destinations.
+    /// The virtual server without its destinations.
     pub entry: ServiceEntry,
     /// Destinations of the virtual server.
     pub destinations: Vec<DestinationEntry>,

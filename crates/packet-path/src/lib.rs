@@ -1,5 +1,5 @@
-//! Predicts what the kernel does with the first packet of a flow, and with the reply to it, from
-//! the kernel's current state. This crate does not know Kubernetes, and writes nothing.
+//! Predicts what the kernel does with the first packet of a flow and with the reply, from the
+//! kernel's current state. This crate does not know Kubernetes, and writes nothing.
 //!
 //! ```text
 //!  Question ─▶ walk ──┬─ at each hook, by priority ─▶ Ruleset::walk ─▶ [Branch]   iptables, nft
@@ -10,25 +10,24 @@
 //! ```
 //!
 //! **Paths.** A [`Packet`] is the packet at one point of its path. A [`Branch`] is a possible path:
-//! the packet, its probability, its steps ([`Step`]), and its [`End`] once the path has ended. A
-//! random choice, or a rule with unknown outcome, splits a branch.
+//! the packet, its probability, its steps ([`Step`]), and finally its [`End`]. A random choice, or
+//! a rule with unknown outcome, splits a branch.
 //!
-//! **Rules.** iptables and nft each implement [`Ruleset`]; see [`Ruleset::walk`] for its
-//! obligations. A ruleset lists its base chains at a hook, and moves a branch through one of these
-//! chains. The walk:
+//! **Rules.** iptables and nft each implement [`Ruleset`]; see [`Ruleset::walk`] for the
+//! obligations. A ruleset lists its base chains at a hook, and moves a branch through one of them.
+//! The walk:
 //!
 //! - orders the base chains of all rulesets as the kernel does;
 //! - performs the steps between the chains: connection tracking, IPVS, routing;
-//! - calls nat chains only until one of them has decided the translation;
+//! - calls nat chains only until one of them decides the translation;
 //! - joins branches with equal results.
 //!
-//! **Kernel.** [`Kernel`] reads the kernel by single queries. For example, a query returns a member
-//! of a set, a virtual server by its key, or a route. [`Kernel`] makes a dump only if no single
-//! query suffices. iptables can only return whole tables. Such a table stays text, and the walk
-//! parses only the rules on the path.
+//! **Kernel.** [`Kernel`] reads the kernel by single queries, such as for one set member, one
+//! virtual server or one route. It makes a dump only if no single query suffices. iptables can only
+//! return whole tables, so a table stays text, of which the walk parses only the rules on the path.
 //!
-//! **Reply.** The reply ([`answer`]) is a separate packet. It goes from the endpoint to the client
-//! address that the endpoint sees. The reply passes no nat chain, because the kernel reverts the
+//! **Reply.** The reply ([`answer`]) is a separate packet from the endpoint to the client address
+//! that the endpoint sees. It passes no nat chain, because connection tracking reverts the
 //! translations instead. Only the caller knows whether the reply returns through this node.
 
 mod answer;

@@ -1,4 +1,4 @@
-//! Evaluates the rules of nf_tables.
+//! Evaluates nf_tables rules for a packet.
 //!
 //! ```text
 //!  Nft::read ─▶ base chains of ip, ip6, inet ─┐        Reader: the kernel (Nftables), or snapshot
@@ -7,27 +7,27 @@
 //!                        └─ say, text: the effect of a rule, and its text in nft's format
 //! ```
 //!
-//! The evaluation reads only objects on the packet's path: a dozen chains and elements of a table
-//! with 50,000 Services. Only the search for base chains needs a dump of all chains. The ruleset's
-//! generation shows whether the read was consistent ([`consistently`]).
+//! The evaluation reads only objects on the packet's path: in a table with 50,000 Services, about a
+//! dozen chains and elements. Only the search for base chains needs a dump of all chains. The
+//! ruleset's generation shows whether the read was consistent ([`consistently`]).
 //!
 //! **Assumptions about the first packet of a flow:**
 //!
-//! - The packet is not a fragment. A TCP packet is a SYN.
-//! - The packet exceeds no limit, and dynamic sets have room.
+//! - The packet is no fragment. A TCP packet is a SYN.
+//! - The packet exceeds no limit, and every dynamic set has room for it.
 //!
 //! **Assumptions about the reply:**
 //!
-//! - The client's port is a typical ephemeral port
+//! - The client's port is an ordinary ephemeral port
 //!   ([`Packet::CLIENT_PORT`](crate::Packet::CLIENT_PORT)).
-//! - A dynamic set contains the client only if the set contains the client now.
+//! - A dynamic set contains the client only if it does so now.
 //!
-//! If a rule depends on other unknown data (users of sockets, CPUs, client ports), the evaluation
-//! follows both outcomes: match and no match. Each of these paths records a doubt.
+//! If a rule depends on other unknown data (owner of a socket, CPU, client port), the evaluation
+//! follows both outcomes, match and no match. Each of these paths records a doubt.
 //!
-//! **Tables of iptables-nft**: this module ignores the tables that iptables-nft created (`filter`,
-//! `nat`, `mangle`, `raw` and `security` of ip and ip6, if they have its chains). The module
-//! `xtables` reads their rules as iptables text ([`Nft::left_to_iptables`]).
+//! **Tables of iptables-nft**: this module ignores the tables that iptables-nft has created
+//! (`filter`, `nat`, `mangle`, `raw` and `security` of ip and ip6, if they have only iptables' base
+//! chains). The module `xtables` reads their rules as iptables text ([`Nft::left_to_iptables`]).
 
 mod describe;
 mod evaluate;
@@ -58,24 +58,23 @@ use crate::ruleset::{Base, Hook, Ruleset};
 use reader::CachedReader;
 use run::Evaluation;
 
-/// Largest number of attempts to get a consistent response while the ruleset changes.
+/// Maximum number of attempts to evaluate a query on a ruleset that does not change meanwhile.
 const ATTEMPTS: u32 = 5;
 
 /// The nf_tables rules for packets of one IP family.
 #[derive(Debug)]
 pub struct Nft<R> {
-    /// Base chains of the family. [`Base::number`] is the index in this list.
+    /// Base chains that see packets of the family. [`Base::number`] is an index in this list.
     bases: Vec<(ObjectId, nftables_netlink::BaseChain)>,
     left_to_iptables: Vec<(Family, Name)>,
     notes: Vec<String>,
-    /// Reader with its cache, in a `RefCell` because [`Ruleset::walk`] takes `&self` and changes
-    /// the cache.
+    /// Reader with its cache. [`Ruleset::walk`] takes `&self` but changes the cache, hence the
+    /// `RefCell`.
     asked: RefCell<CachedReader<R>>,
 }
 
-/// Evaluates a query on a consistent ruleset. If the ruleset changes during the query, evaluates
-/// the query again, at most five times in total. If the ruleset changed every time, the last result
-/// may mix two states of the ruleset.
+/// Evaluates `question` on a consistent ruleset. If the ruleset changes meanwhile, evaluates it
+/// again, at most five times in total. The last result may mix two states of the ruleset.
 ///
 /// # Errors
 ///
@@ -102,7 +101,7 @@ pub fn consistently<R: Reader, T>(
     }
 }
 
-/// Response to a query, with a flag that is true if the response is consistent.
+/// Response to a query, and whether the ruleset was consistent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConsistentAnswer<T> {
     /// Response to the query.
@@ -112,7 +111,7 @@ pub struct ConsistentAnswer<T> {
 }
 
 impl<R: Reader> Nft<R> {
-    /// Reads the base chains for packets of this family.
+    /// Reads the base chains that see packets of `family`.
     ///
     /// # Errors
     ///
@@ -137,7 +136,7 @@ impl<R: Reader> Nft<R> {
         Ok(nft)
     }
 
-    /// Adds a base chain, unless it belongs to iptables or does not apply to `family`.
+    /// Adds a base chain, unless it belongs to iptables or does not see packets of this IP family.
     fn take(&mut self, of: HookedChain, family: IpFamily) {
         let table = (of.family, Name::clone(&of.table));
         let at = ObjectId {
@@ -149,7 +148,7 @@ impl<R: Reader> Nft<R> {
             (Family::Ip | Family::Ip6, _) if of.family != family.into() => {}
             (Family::Ip | Family::Ip6, _) if self.left_to_iptables.contains(&table) => {}
             (Family::Ip | Family::Ip6 | Family::Inet, Some(base)) => self.bases.push((at, base)),
-            // Skips chains for ARP packets, because these belong to no flow.
+            // Skips ARP chains, because ARP packets belong to no flow.
             (Family::Arp, _) => {}
             _ => self.notes.push(format!(
                 "{} is not looked at: it is asked before a packet is routed, or instead, and may drop it (nft list chain {} {} {})",
@@ -161,12 +160,12 @@ impl<R: Reader> Nft<R> {
         }
     }
 
-    /// Returns the tables that iptables-nft created. This module ignores them.
+    /// Returns the tables that iptables-nft has created, which this module ignores.
     pub fn left_to_iptables(&self) -> &[(Family, Name)] {
         &self.left_to_iptables
     }
 
-    /// Returns notes about ignored chains that may affect packets. Omits the chains of iptables.
+    /// Returns notes about ignored chains that may drop packets. Omits the chains of iptables.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
@@ -188,7 +187,8 @@ impl<R: Reader> Nft<R> {
         evaluation.base_chain(chain, base.policy, branch)
     }
 
-    /// Describes a base chain by its table and name: `table ip kube-proxy, chain nat-prerouting`.
+    /// Returns the table and name of a base chain as text: `table ip kube-proxy, chain
+    /// nat-prerouting`.
     pub fn place(&self, base: &Base) -> Option<String> {
         let (chain, _) = self.bases.get(base.number)?;
         Some(describe::place(chain))
@@ -221,8 +221,8 @@ impl<R: Reader> Ruleset for Nft<R> {
     }
 }
 
-/// Returns the tables of `family` that iptables-nft created. Such a table and its base chains have
-/// the names that iptables uses.
+/// Returns the tables of `family` that iptables-nft has created: tables with a name of iptables
+/// whose base chains all have names of iptables.
 fn iptables_tables(hooked: &[HookedChain], family: IpFamily) -> Vec<(Family, Name)> {
     const TABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
     const CHAINS: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];

@@ -1,4 +1,4 @@
-//! Outcomes of a packet's paths.
+//! Outcomes of the paths that a packet may take.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -7,8 +7,8 @@ use std::sync::Arc;
 use crate::branch::{Branch, Doubt, End, Step};
 use crate::packet::{Packet, SourceNat};
 
-/// Largest number of paths that are reported separately. If a packet has more paths, the report
-/// joins paths with the same outcome.
+/// Maximum number of paths that are reported separately. If a packet has more, paths with the same
+/// outcome are joined.
 const MOST_TOLD: usize = 64;
 
 /// One path of a packet, from the packet's sender to the end of the path.
@@ -20,38 +20,38 @@ pub struct Walk {
     pub chance: f64,
     /// Fate of the packet at the end of the path.
     pub fate: Fate,
-    /// Fate of the packet if the path's assumptions are correct. Equals `fate` if the path has no
-    /// assumptions.
+    /// Fate of the packet if the path's assumptions are right. Differs from `fate` only if the path
+    /// has assumptions.
     pub presumed: Fate,
-    /// Endpoint that receives the packet, or `None` if no endpoint does.
+    /// Address and port that the packet reaches, or `None` if it is dropped, rejected or unknown.
     pub endpoint: Option<SocketAddr>,
-    /// Rejection message, reason for a missing route, or reason for an unknown outcome. Empty for
-    /// all other outcomes.
+    /// Message to the sender of a rejected packet, or reason for a missing route or an unknown
+    /// fate. Empty for every other fate.
     pub why: String,
-    /// Source address that the receiver sees.
+    /// Source address that the packet's receiver sees.
     pub source: Source,
     /// Steps of the path, in the order in which the packet passes them.
     pub steps: Vec<Arc<Step>>,
     /// Number of rules on the path that had no effect.
     pub passed: usize,
-    /// Assumptions of the path.
+    /// Assumptions about rules with unknown outcome.
     pub doubts: Vec<Doubt>,
-    /// State of the packet at the end of the path.
+    /// The packet at the end of the path.
     pub packet: Packet,
 }
 
 /// Fate of a packet at the end of its path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Fate {
-    /// The packet reaches the endpoint that a rule or IPVS chose.
+    /// The packet reaches an endpoint that a rule or IPVS has chosen.
     Delivered,
-    /// The packet is rejected with a message to the sender.
+    /// The packet is rejected, and its sender gets a message.
     Refused,
-    /// The packet has no route. The sender gets a message.
+    /// The packet has no route, and its sender gets a message.
     Unrouted,
-    /// The packet is dropped without a message.
+    /// The packet is dropped, and its sender gets no message.
     Dropped,
-    /// A process on this node receives the packet, if a process listens on the port.
+    /// The packet is for this node. A process receives it, if one listens on the port.
     Local,
     /// The packet leaves the node towards its original destination.
     Forwarded,
@@ -59,21 +59,21 @@ pub enum Fate {
     Unknown,
 }
 
-/// Source address of the packet, as its receiver sees it.
+/// Source address that the packet's receiver sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Source {
     /// The receiver sees the sender's own address.
     Kept,
-    /// The receiver sees the packet's destination address. The node uses this address as the source
-    /// of packets to its own addresses.
+    /// The receiver sees the address to which the sender sent, because the node uses this address
+    /// as the source of its own packets to it.
     ServiceAddress,
-    /// The receiver sees this address of the output interface, or `None` if the address is unknown.
+    /// The receiver sees this address of the output interface. `None` if the address is unknown.
     Masqueraded(Option<IpAddr>),
-    /// The receiver sees this address, which a rule sets, or `None` if the address is unknown.
+    /// The receiver sees the address that a rule sets. `None` if the rule sets only the port.
     Rewritten(Option<IpAddr>),
 }
 
-/// Fields that are equal in two paths with the same outcome.
+/// Fate, endpoint, reason and source of a path. Paths with equal values have the same outcome.
 type Outcome = (Fate, Option<SocketAddr>, String, Source);
 
 impl Walk {
@@ -129,8 +129,8 @@ fn source(packet: &Packet) -> Source {
     }
 }
 
-/// Converts the ended paths of a packet to the packet's outcomes. Drops assumptions that do not
-/// affect the outcome. If there are many paths, also joins paths with the same outcome.
+/// Converts the ended paths of a packet to outcomes. Drops assumptions that do not affect the
+/// outcome, and joins paths if there are many.
 pub(crate) fn settle(branches: Vec<Branch>) -> Vec<Walk> {
     let mut walks: Vec<Walk> = branches.into_iter().map(Walk::of).collect();
     let mut doubted: Vec<Arc<str>> = Vec::new();
@@ -139,8 +139,8 @@ pub(crate) fn settle(branches: Vec<Branch>) -> Vec<Walk> {
             doubted.push(Arc::clone(&doubt.what));
         }
     }
-    // Checks the last doubt first. Once this doubt is dropped, the paths of an earlier doubt may
-    // have the same outcome, too.
+    // Starts with the last doubt, because without it, the two paths of an earlier doubt may become
+    // equal.
     for what in doubted.iter().rev() {
         if is_the_same(&walks, what) {
             walks.retain(|walk| !takes(walk, what, true));
@@ -169,7 +169,7 @@ fn takes(walk: &Walk, what: &str, matches: bool) -> bool {
     walk.doubts.iter().any(is)
 }
 
-/// Returns true if a rule with unknown outcome leads to the same outcomes with and without a match.
+/// Reports whether a rule with unknown outcome leads to the same outcomes with and without a match.
 fn is_the_same(walks: &[Walk], what: &str) -> bool {
     const LITTLE: f64 = 1e-6;
     let side = |matches| {
@@ -190,8 +190,8 @@ fn is_the_same(walks: &[Walk], what: &str) -> bool {
             .all(|(outcome, chance)| is_near(outcome, *chance))
 }
 
-/// Joins paths with the same outcome, and keeps the steps of the first path. If `is_many` is false,
-/// joins only paths that reach no endpoint and end at the same object.
+/// Joins paths with the same outcome, and keeps the steps of the first of them. If `is_many` is
+/// false, joins only paths without endpoint that end at the same object.
 fn joined(walks: Vec<Walk>, is_many: bool) -> Vec<Walk> {
     let mut places: HashMap<(Outcome, Vec<Doubt>, String), usize> = HashMap::new();
     let mut kept: Vec<Walk> = Vec::new();

@@ -1,4 +1,4 @@
-//! The first packet of a flow, and the reply to it.
+//! The first packet of a flow or the reply, as rules and routes see it.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,7 +8,7 @@ use ipvs_netlink::ServiceKey;
 /// A network interface of the node.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Interface {
-    /// Index of the interface, or `None` if unknown.
+    /// Interface index in the kernel, or `None` if unknown.
     pub index: Option<u32>,
     /// Name of the interface.
     pub name: String,
@@ -26,40 +26,41 @@ impl Interface {
         }
     }
 
-    /// Returns true for the loopback interface.
+    /// Reports whether this is the loopback interface.
     pub fn is_loopback(&self) -> bool {
         self.name == Self::LOOPBACK
     }
 }
 
-/// State of a packet in connection tracking, such as new.
+/// State of a packet in connection tracking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Tracking {
-    /// Connection tracking has not seen the packet, as in chains below priority -200.
+    /// Connection tracking has not seen the packet yet, as in chains with a priority below -200.
     NotYet,
-    /// The packet begins a connection.
+    /// The packet is the first of a connection.
     New,
-    /// The packet belongs to an existing connection: it is a reply.
+    /// The packet is the reply in a tracked connection.
     Established,
-    /// A rule or IPVS excludes the packet from tracking.
+    /// A rule (`notrack`) or IPVS has excluded the packet from connection tracking.
     Untracked,
 }
 
 /// Translation of a packet's source address and port.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum SourceNat {
-    /// Translation to this address, if given, and to this port, if given.
+    /// Translation to this address and this port. `None` keeps the address or lets the kernel
+    /// choose the port.
     To(Option<IpAddr>, Option<u16>),
-    /// Translation to an address of the output interface. The address may be unknown.
+    /// Translation to an address of the output interface, or `None` if the address is unknown.
     Masquerade(Option<IpAddr>),
 }
 
-/// Endpoint that sends a reply, and client that receives the reply.
+/// The two ends of a reply: the endpoint and the client.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Reply {
     /// Endpoint that replies.
     pub endpoint: SocketAddr,
-    /// Address of the client, as the endpoint sees it.
+    /// Client's address as the endpoint sees it.
     pub client: IpAddr,
 }
 
@@ -72,52 +73,53 @@ pub struct Reply {
 pub struct Packet {
     /// IANA protocol number of the packet.
     pub protocol: u8,
-    /// Source address after the translations so far, if the translated address is known.
+    /// Source address after the translations so far. If a translated address is unknown, the
+    /// address before the translation.
     pub source: IpAddr,
-    /// Source port. Usually `None`, which stands for any ephemeral port.
+    /// Source port, or `None` for any ephemeral port, which is usual.
     pub source_port: Option<u16>,
-    /// Destination address, after any translation so far.
+    /// Destination address after the translations so far.
     pub destination: IpAddr,
-    /// Destination port. Not meaningful for a reply, whose destination port is unknown (see
-    /// [`Packet::destination_port`]).
+    /// Destination port. Without meaning in a reply, which has no [`Packet::destination_port`].
     pub port: u16,
-    /// Address and port to which the client sent its packet. A reply keeps this address and port.
+    /// Address and port to which the client sent its packet, also in the reply.
     pub original: SocketAddr,
-    /// Address of the client before any translation. In a reply, this is still the client.
+    /// Client's address before any translation, also in the reply.
     pub original_source: IpAddr,
-    /// Mark of the packet (`meta mark`).
+    /// Packet mark (`meta mark`).
     pub mark: u32,
-    /// Priority of the packet (`meta priority`). `None` for the node's own packets until a rule sets
-    /// it, because the priority comes from the sender's socket.
+    /// Packet priority (`meta priority`). `None` for the node's own packets until a rule sets it,
+    /// because it depends on the sender's socket.
     pub priority: Option<u32>,
-    /// Mark of the connection (`ct mark`).
+    /// Connection mark (`ct mark`).
     pub connection_mark: u32,
     /// Input interface, or `None` for the node's own packets.
     pub iif: Option<Interface>,
-    /// Output interface, once it is known.
+    /// Output interface, or `None` while it is unknown.
     pub oif: Option<Interface>,
     /// State of the packet in connection tracking.
     pub tracking: Tracking,
-    /// True if the destination is decided, so that no further nat chain can translate it.
+    /// True if the destination translation is decided, so that no further nat chain sees the
+    /// packet.
     pub destination_settled: bool,
-    /// True if a rule changed the destination. IPVS does not set this field.
+    /// True if a rule has changed the destination. IPVS does not set this field.
     pub destination_changed: bool,
-    /// True if the new destination is this node (`REDIRECT`).
+    /// True if a rule has redirected the packet to this node (`REDIRECT`).
     pub is_redirected: bool,
-    /// True if the source is decided, so that no further nat chain can translate it.
+    /// True if the source translation is decided, so that no further nat chain sees the packet.
     pub source_settled: bool,
-    /// Translation of the source, once it is decided.
+    /// Source translation, or `None` if there is none.
     pub source_nat: Option<SourceNat>,
-    /// Virtual server that sent the packet to a destination, if any.
+    /// IPVS virtual server that has sent the packet to a destination, if any.
     pub server: Option<ServiceKey>,
-    /// Destination that IPVS chose, if any.
+    /// Destination that IPVS has chosen, if any.
     pub real_server: Option<SocketAddr>,
-    /// Endpoint and client, if this packet is a reply.
+    /// Endpoint and client of a reply, or `None` for the first packet of a flow.
     pub reply: Option<Reply>,
 }
 
 impl Packet {
-    /// Creates a packet before its first hook.
+    /// Creates a packet as it is before its first hook.
     pub fn new(protocol: u8, source: IpAddr, destination: IpAddr, port: u16) -> Self {
         Self {
             protocol,
@@ -144,8 +146,8 @@ impl Packet {
         }
     }
 
-    /// Creates the first reply of `endpoint` to a packet that it received. The reply keeps the
-    /// packet's state in connection tracking and IPVS, but not its mark.
+    /// Creates the reply of `endpoint` to a packet. The reply keeps the packet's translations and
+    /// virtual server, but not its mark.
     pub fn answer_to(asked: &Self, endpoint: SocketAddr) -> Self {
         Self {
             source: endpoint.ip(),
@@ -164,16 +166,15 @@ impl Packet {
         }
     }
 
-    /// Placeholder for the unknown port of a client: a typical ephemeral port.
+    /// Assumed port of a client whose port is unknown: an ordinary ephemeral port.
     pub const CLIENT_PORT: u16 = 54_321;
 
-    /// Returns the destination port, or `None` for a reply. The destination of a reply is the
-    /// client's port, which is unknown.
+    /// Returns the destination port, or `None` for a reply, because the client's port is unknown.
     pub fn destination_port(&self) -> Option<u16> {
         self.reply.is_none().then_some(self.port)
     }
 
-    /// Returns true if the packet belongs to a tracked connection.
+    /// Reports whether the packet belongs to a tracked connection.
     pub fn is_tracked(&self) -> bool {
         matches!(self.tracking, Tracking::New | Tracking::Established)
     }
@@ -188,7 +189,7 @@ impl Packet {
         SocketAddr::new(self.destination, self.port)
     }
 
-    /// Changes the destination as DNAT does. `None` keeps the address or the port.
+    /// Changes the destination like DNAT. `None` keeps the address or the port.
     pub fn translate(&mut self, address: Option<IpAddr>, port: Option<u16>) {
         self.destination = address.unwrap_or(self.destination);
         self.port = port.unwrap_or(self.port);
@@ -196,7 +197,7 @@ impl Packet {
         self.destination_changed = true;
     }
 
-    /// Changes the source as SNAT and masquerading do.
+    /// Changes the source like SNAT or masquerading.
     pub fn translate_source(&mut self, to: SourceNat) {
         if let SourceNat::To(Some(address), _) | SourceNat::Masquerade(Some(address)) = &to {
             self.source = *address;

@@ -1,9 +1,9 @@
-//! Reads the kernel: its iptables rules, and a [`Kernel`] that sends single queries.
+//! Reads the kernel: its iptables rules, and other state by single queries ([`LiveKernel`]).
 //!
 //! - All functions read the network namespace of the calling thread.
-//! - They block while the kernel and the iptables programs work, so an event loop should not call
-//!   them.
-//! - They load no kernel modules: a module that is not loaded has no entries.
+//! - They block while the kernel and the iptables programs work, so do not call them in an event
+//!   loop.
+//! - They load no kernel modules, because a module that is not loaded has no entries.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -25,25 +25,24 @@ use crate::kernel::{AddressType, Kernel, ReadFailure, Route, RouteQuestion, Serv
 use crate::packet::Interface;
 use crate::xtables::Xtables;
 
-/// Largest number of members of a set that this reader searches for the network of an address. For
-/// a larger set, the answer is unknown.
+/// Maximum number of members of an ipset that this reader lists to find a member's network or mark.
 const MOST_LISTED: u32 = 4096;
 
 /// The iptables rules of one IP family.
 #[derive(Debug, Default)]
 pub struct Rules {
-    /// Rules of each iptables backend (legacy, nft) that has rules.
+    /// Rules of each iptables backend (legacy, nft) that has any.
     pub backends: Vec<(Backend, Xtables)>,
-    /// Dormant tables, which packets do not reach.
+    /// Dormant tables, which the kernel skips for all packets.
     pub dormant: Vec<DormantTable>,
-    /// Rules that could not be read, such as the rules of one backend.
+    /// Failed reads, such as the rules of one backend.
     pub unread: Vec<ReadFailure>,
 }
 
-/// Reads the iptables rules of all tables and both backends, because iptables lists only whole
-/// tables. Starts one process for each backend that has rules.
+/// Reads all iptables rules of both backends, because iptables can only list whole tables. Starts
+/// one process for each backend that has rules.
 ///
-/// In iptables mode, the rules of 50,000 Services with one endpoint each take 24 MB.
+/// In iptables mode, the rules of 50,000 Services with one endpoint each take 24 MB of memory.
 pub fn rules(family: IpFamily) -> Rules {
     let mut rules = Rules::default();
     let part = |backend: Backend| format!("the rules of iptables-{backend}");
@@ -90,8 +89,8 @@ pub fn rules(family: IpFamily) -> Rules {
     rules
 }
 
-/// The kernel, read by single queries. Caches the responses, so that all steps of a packet's path
-/// see the same state.
+/// The running kernel, read by single queries. Caches the responses, so that all steps of a
+/// packet's path see the same state.
 #[derive(Debug)]
 pub struct LiveKernel {
     routing: RefCell<Rtnetlink>,
@@ -108,7 +107,7 @@ pub struct LiveKernel {
     settings: Cache<String, Option<String>>,
 }
 
-/// Responses by query. Equal queries are sent to the kernel only once.
+/// Responses by query, so that equal queries reach the kernel only once.
 #[derive(Debug)]
 struct Cache<Q, A>(RefCell<HashMap<Q, Result<A, ReadFailure>>>);
 
@@ -135,7 +134,7 @@ impl<Q: Hash + Eq + Clone, A: Clone> Cache<Q, A> {
 }
 
 impl LiveKernel {
-    /// Opens the socket for routes. All other sockets are opened at their first use.
+    /// Opens the socket for routes. Other sockets are opened when they are first needed.
     ///
     /// # Errors
     ///
@@ -158,8 +157,8 @@ impl LiveKernel {
         })
     }
 
-    /// Returns an interface's kind as `ip link add` names it, such as `bridge` or `veth`. Returns
-    /// an empty kind for a hardware device.
+    /// Returns the kind of an interface as `ip link add` names it, such as `bridge` or `veth`.
+    /// Returns an empty text for a hardware device, or if the interface does not exist.
     ///
     /// # Errors
     ///
@@ -216,9 +215,9 @@ impl LiveKernel {
         })
     }
 
-    /// Returns the reason why the node does not forward the packet, or `None` if the node forwards
-    /// it. The kernel's IPv6 route look-up ignores `ip6_forward`, so this function reads the
-    /// setting.
+    /// Returns the reason why the node does not forward an IPv6 packet, or `None` if it does. The
+    /// kernel's IPv6 route look-up does not check the setting `forwarding`, so this function reads
+    /// it.
     fn refuses_to_forward(&self, question: &RouteQuestion) -> Result<Option<String>, ReadFailure> {
         let Some(iif) = question.iif.as_ref().filter(|iif| !iif.is_loopback()) else {
             return Ok(None);
@@ -237,8 +236,8 @@ impl LiveKernel {
         Ok(None)
     }
 
-    /// Returns the reason why a route is missing. The `bool` is true if the kernel notifies the
-    /// sender (`ip_error`).
+    /// Returns the reason why a packet has no route. The `bool` is true if the kernel notifies the
+    /// packet's sender (`ip_error`).
     fn no_way(
         &self,
         why: RouteRefusal,
@@ -321,7 +320,7 @@ impl LiveKernel {
             }) => Ok(None),
             Err(error) => {
                 let told = told(&error);
-                // Drops the connection, because it cannot be used after an error.
+                // Closes the socket, because it cannot be used after an error.
                 *slot = None;
                 Err(told)
             }
@@ -331,7 +330,7 @@ impl LiveKernel {
 
     fn ask_member(&self, set: &str, key: &SetKey) -> Result<Option<String>, ReadFailure> {
         let type_name = self.set_type(set)?.unwrap_or_default();
-        // Members of a bitmap are port numbers without a protocol.
+        // Members of a bitmap are port numbers without protocol.
         let has_protocol = type_name != "bitmap:port";
         let protocol = key.port.filter(|_| has_protocol);
         let asked = Key {
@@ -352,15 +351,15 @@ impl LiveKernel {
         Ok(Some(found.unwrap_or_else(|| written(&type_name, key))))
     }
 
-    /// Returns the set's member that contains `key`, such as a network. Returns `None` if the set
-    /// has no such member or is too large to list.
+    /// Returns the set's member whose network contains the key. Returns `None` if there is none, or
+    /// if the set is too large to list.
     fn network(&self, set: &str, key: &SetKey) -> Result<Option<String>, ReadFailure> {
         let entries = self.listed(set)?.unwrap_or_default();
         let found = entries.into_iter().find(|entry| holds(entry, key));
         Ok(found.map(|entry| entry.to_string()))
     }
 
-    /// Returns the entries of a set, or `None` if the set does not exist or is too large to list.
+    /// Returns the members of a set, or `None` if the set does not exist or is too large to list.
     fn listed(&self, set: &str) -> Result<Option<Vec<Entry>>, ReadFailure> {
         let found = self.with_ipset(set, |ipset| {
             let count = ipset.header(set)?.entries;
@@ -398,8 +397,8 @@ impl LiveKernel {
     }
 
     fn ask_server(&self, key: &ServiceKey) -> Result<Option<Server>, ReadFailure> {
-        // Opening an IPVS connection would load the module. So returns without a query if IPVS is
-        // not loaded.
+        // An IPVS socket would make the kernel load the IPVS module. Without this module, there are
+        // no virtual servers, so no query is needed.
         if !Path::new("/proc/thread-self/net/ip_vs").exists() {
             return Ok(None);
         }
@@ -522,7 +521,7 @@ fn named(index: u32) -> rustix::io::Result<Interface> {
     })
 }
 
-/// Formats a key as the member that `ipset` would list.
+/// Formats a key as a member, like `ipset`.
 fn written(type_name: &str, key: &SetKey) -> String {
     let parts = type_name.split_once(':').map_or("", |(_, parts)| parts);
     let mut addresses = [key.ip, key.ip2].into_iter().flatten();

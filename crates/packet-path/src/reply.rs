@@ -1,13 +1,13 @@
-//! The reply of a tracked flow. At each hook, the kernel reverts translations, so that the client
-//! recognizes the reply.
+//! The reply of a tracked flow. The kernel reverts the flow's translations at the hooks, so that
+//! the client recognises the reply.
 
 use crate::branch::Branch;
 use crate::kernel::{Kernel, Route, RouteQuestion};
 use crate::packet::{Packet, Tracking};
 use crate::ruleset::Hook;
 
-/// Returns the route of a reply if the reply crosses a bridge from port to port. The rules of this
-/// node see such a reply only if netfilter handles bridged packets.
+/// Returns the route of a reply that crosses a bridge from port to port, or `None` for any other
+/// reply. The node's rules see such a reply only if the bridge passes its frames to netfilter.
 pub(crate) fn crosses(packet: &Packet, kernel: &dyn Kernel) -> Option<Route> {
     let reply = packet.reply.as_ref()?;
     let iif = packet.iif.as_ref()?;
@@ -35,7 +35,7 @@ fn question(packet: &Packet) -> RouteQuestion {
     }
 }
 
-/// Reverts NAT as `nf_nat_packet` does for the reply direction.
+/// Reverts NAT in a reply, like the kernel's `nf_nat_packet`.
 pub(crate) fn translate_back(hook: Hook, mut branch: Branch) -> Branch {
     let packet = &mut branch.packet;
     if packet.tracking != Tracking::Established {
@@ -49,7 +49,7 @@ pub(crate) fn translate_back(hook: Hook, mut branch: Branch) -> Branch {
     branch
 }
 
-/// Sets the source to the virtual server's address, as `ip_vs_out` does.
+/// Sets the source of a reply to the virtual server's address, like `ip_vs_out`.
 pub(crate) fn pass_ipvs(mut branch: Branch) -> Branch {
     if branch.packet.server.is_some() {
         speak_as_asked(&mut branch.packet);
@@ -57,7 +57,7 @@ pub(crate) fn pass_ipvs(mut branch: Branch) -> Branch {
     branch
 }
 
-/// Sets the source to the address and port to which the client sent.
+/// Sets the packet's source to the address and port to which the client sent.
 fn speak_as_asked(packet: &mut Packet) {
     packet.source = packet.original.ip();
     packet.source_port = Some(packet.original.port());

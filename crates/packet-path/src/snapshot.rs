@@ -1,5 +1,4 @@
-//! Kernel state as data, for example an earlier state of a kernel, or the state of an imaginary
-//! node.
+//! Kernel state as data, such as a test's node or an earlier state of a node.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -13,14 +12,13 @@ use crate::packet::Interface;
 
 const NO_ROUTE: &str = "no route to there";
 
-/// Kernel state that responds to all queries of [`Kernel`]. An object that the snapshot lacks does
-/// not exist.
+/// Kernel state that replies to all queries of [`Kernel`]. Objects that it lacks do not exist.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
     /// Addresses of the node, each with its interface and network prefix.
     pub addresses: Vec<(Interface, IpNet)>,
-    /// Routes to other hosts: destination, interface, and next hop. The next hop is `None` if the
-    /// destination is directly reachable.
+    /// Routes to other hosts: destination, interface and next hop. The next hop is `None` for a
+    /// directly connected network.
     pub routes: Vec<(IpNet, Interface, Option<IpAddr>)>,
     /// Names of the interfaces that are bridges.
     pub bridges: HashSet<String>,
@@ -41,7 +39,7 @@ impl Snapshot {
         address.is_loopback() || self.addresses.iter().any(|(_, net)| net.addr() == address)
     }
 
-    /// Returns the member of a set that matches a key, if any, with the member's options.
+    /// Returns the member of a set that matches `key`, with its options, if any.
     fn find(&self, set: &str, key: &SetKey) -> Option<(&str, &str)> {
         let (type_name, members) = self.sets.get(set)?;
         let mut members = members
@@ -167,7 +165,7 @@ impl Kernel for Snapshot {
     }
 }
 
-/// Reports whether a key equals a member, or is in the member's network.
+/// Reports whether a key matches a member: each part is equal, or is in the part's network.
 fn is_member(type_name: &str, member: &str, key: &SetKey) -> bool {
     let parts = type_name.split_once(':').map_or("", |(_, parts)| parts);
     let mut addresses = [key.ip, key.ip2].into_iter().flatten();

@@ -1,4 +1,4 @@
-//! Follows a packet from hook to hook.
+//! Follows a packet from hook to hook, on every path that it may take.
 //!
 //! ```text
 //!            ┌───────────┐ routing ┌───────┐
@@ -27,18 +27,19 @@ use crate::ruleset::{Base, ChainKind, Hook, Ruleset};
 
 /// Priority of connection tracking (`NF_IP_PRI_CONNTRACK`).
 const TRACKING: i32 = -200;
-/// Priorities of the kernel's own NAT (`NF_IP_PRI_NAT_DST` and `NF_IP_PRI_NAT_SRC`).
+/// Priority of the kernel's destination NAT (`NF_IP_PRI_NAT_DST`).
 const NAT_DESTINATION: i32 = -100;
+/// Priority of the kernel's source NAT (`NF_IP_PRI_NAT_SRC`).
 const NAT_SOURCE: i32 = 100;
-/// Number of paths above which the walk joins paths that have equal packets at the same hook.
+/// Number of paths above which the walk joins paths with equal packets at the same hook.
 const JOINED_ABOVE: usize = 64;
-/// Largest number of hooks on one path. A longer path counts as a loop of the rules.
+/// Maximum number of hooks on a path. A longer path counts as a loop in the rules.
 ///
 /// A path that returns through `lo` has eight hooks: PREROUTING, INPUT, OUTPUT and POSTROUTING,
 /// each twice.
 const MOST_HOOKS: usize = 12;
 
-/// Question for the possible paths of a flow's first packet.
+/// Description of a flow whose first packet is to be followed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Question {
     /// Protocol of the flow.
@@ -47,31 +48,31 @@ pub struct Question {
     pub from: Sender,
     /// Destination of the flow.
     pub to: SocketAddr,
-    /// Source port. Usually `None`, which stands for any ephemeral port.
+    /// Source port, or `None` for any ephemeral port, which is usual.
     pub source_port: Option<u16>,
 }
 
 /// Sender of a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Sender {
-    /// This node, with its source address. If `None`, the kernel chooses the source address.
+    /// This node, from this address. With `None`, the kernel chooses the source address.
     Node(Option<IpAddr>),
-    /// A pod or another host: its address, and the interface on which its packets arrive. If the
-    /// interface is `None`, packets arrive on the interface that leads to the address.
+    /// A pod or another host: its address, and the interface on which its packets arrive. With
+    /// `None`, they arrive on the interface of the route to the address.
     Other(IpAddr, Option<Interface>),
 }
 
-/// Follows a packet through the rules and returns its possible paths.
+/// Follows the first packet of a flow, and returns every path that it may take.
 pub fn walk(question: &Question, rulesets: &[&dyn Ruleset], kernel: &dyn Kernel) -> Vec<Walk> {
     let walker = Walker { rulesets, kernel };
     follow(&walker, walker.begin(question))
 }
 
-/// Start of a path: the first hook and the branch, or only the branch if its path ended before the
-/// first hook.
+/// Start of a path: its first hook and branch, or only the branch if the path ends before the first
+/// hook.
 pub(crate) type Start = Result<(Hook, Branch), Box<Branch>>;
 
-/// Follows all paths of a packet to their ends.
+/// Follows all paths of a packet to their ends, and returns the outcomes.
 pub(crate) fn follow(walker: &Walker<'_>, begun: Start) -> Vec<Walk> {
     let mut done = Vec::new();
     let mut under_way = match begun {
@@ -109,7 +110,7 @@ pub(crate) fn follow(walker: &Walker<'_>, begun: Start) -> Vec<Walk> {
     outcome::settle(done)
 }
 
-/// Replaces all paths beyond the limit by one path with unknown outcome.
+/// Replaces all paths beyond [`MOST_BRANCHES`] by one path with unknown fate.
 fn bound(under_way: &mut Vec<(Hook, Branch)>, done: &mut Vec<Branch>) {
     if under_way.len() <= MOST_BRANCHES {
         return;
@@ -123,7 +124,7 @@ fn bound(under_way: &mut Vec<(Hook, Branch)>, done: &mut Vec<Branch>) {
     }
 }
 
-/// Joins branches that have the same packet at the same hook, and adds their probabilities.
+/// Joins branches with equal packets at the same hook, and adds up their probabilities.
 fn joined(ways: Vec<(Hook, Branch)>) -> Vec<(Hook, Branch)> {
     let mut places: HashMap<(u32, Packet, Vec<Doubt>), usize> = HashMap::new();
     let mut kept: Vec<(Hook, Branch)> = Vec::new();
@@ -139,11 +140,11 @@ fn joined(ways: Vec<(Hook, Branch)>) -> Vec<(Hook, Branch)> {
     kept
 }
 
-/// One step of a packet at a hook.
+/// A step that the kernel makes for a packet at a hook.
 enum HookStep<'a> {
     Chain(&'a dyn Ruleset, Base),
     Tracking,
-    /// The kernel's own NAT, with the chains that it calls.
+    /// The kernel's own NAT, which calls these chains.
     Nat(Vec<(&'a dyn Ruleset, Base)>),
     Ipvs,
 }
@@ -154,7 +155,7 @@ pub(crate) struct Walker<'a> {
 }
 
 impl<'a> Walker<'a> {
-    /// Creates the packet at its first hook.
+    /// Creates the packet, and finds the first hook on its path.
     fn begin(&self, question: &Question) -> Start {
         let to = question.to;
         let protocol = question.protocol.number();
@@ -194,8 +195,7 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// Routes a packet from the node itself. If `is_chosen` is false, the route determines the
-    /// packet's source address.
+    /// Routes a packet of this node. If `is_chosen` is false, the route decides its source address.
     pub(crate) fn send(&self, packet: Packet, is_chosen: bool) -> Start {
         let chosen = is_chosen.then_some(packet.source);
         let mut branch = Branch::new(packet);
@@ -238,7 +238,7 @@ impl<'a> Walker<'a> {
             .map_err(|unread| unread.to_string())
     }
 
-    /// Moves a packet through a hook. Returns each resulting branch with its next hook.
+    /// Moves a packet through a hook. Returns the resulting branches, each with its next hook.
     fn advance(&self, hook: Hook, branch: Branch) -> Vec<(Hook, Branch)> {
         let (before, mark) = (branch.packet.to().ip(), branch.packet.mark);
         let ways = self.through(hook, branch);
@@ -266,7 +266,7 @@ impl<'a> Walker<'a> {
         next.collect()
     }
 
-    /// Moves a packet through all steps at a hook, in the kernel's order.
+    /// Moves a packet through all steps of a hook, in the kernel's order.
     fn through(&self, hook: Hook, branch: Branch) -> Vec<AfterIpvs> {
         let (mut here, mut gone) = (vec![branch], Vec::new());
         for stop in self.stops(hook) {
@@ -331,8 +331,8 @@ impl<'a> Walker<'a> {
         stops.into_iter().map(|(_, stop)| stop).collect()
     }
 
-    /// Calls nat chains until one of them has decided the translation, as the kernel's
-    /// `nf_nat_inet_fn` does.
+    /// Calls nat chains until one of them decides the translation, like the kernel's
+    /// `nf_nat_inet_fn`.
     fn translate(
         &self,
         hook: Hook,
@@ -373,7 +373,7 @@ impl<'a> Walker<'a> {
         ways
     }
 
-    /// Routes an incoming packet.
+    /// Routes a packet that has passed PREROUTING.
     fn route_in(&self, mut branch: Branch) -> (Hook, Branch) {
         let packet = &branch.packet;
         let question = RouteQuestion {
@@ -383,7 +383,7 @@ impl<'a> Walker<'a> {
             mark: packet.mark,
         };
         let route = if packet.iif.as_ref().is_some_and(Interface::is_loopback) {
-            // A packet that returns on the loopback interface is for this node, and keeps its
+            // A packet that arrives on the loopback interface is for this node, and keeps its
             // earlier route.
             Ok(Route::Local { source: None })
         } else if let Some(bridge) = reply::crosses(packet, self.kernel) {
@@ -419,7 +419,8 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// Routes a packet of this node a second time, because a rule changed the packet.
+    /// Routes a packet of this node again after OUTPUT, because its destination or mark has
+    /// changed.
     fn route_anew(&self, mut branch: Branch) -> Branch {
         let packet = &branch.packet;
         let found = self.way_to(packet.destination, Some(packet.source), packet.mark);
@@ -438,7 +439,7 @@ impl<'a> Walker<'a> {
         branch
     }
 
-    /// Continues a path after POSTROUTING.
+    /// Decides where a packet goes after POSTROUTING.
     fn leave(&self, mut branch: Branch) -> (Hook, Branch) {
         let packet = &mut branch.packet;
         if packet.oif.as_ref().is_some_and(Interface::is_loopback) {
@@ -461,7 +462,7 @@ impl<'a> Walker<'a> {
         ended(Hook::Postrouting, branch, End::Forwarded)
     }
 
-    /// Returns true if a reply can reach a sender with a loopback address.
+    /// Reports whether a reply from another host can reach a loopback address of this node.
     fn answer_to_localhost(&self, packet: &Packet) -> Result<bool, String> {
         if packet.family() == IpFamily::V6 {
             return Ok(false);
@@ -505,7 +506,7 @@ pub(crate) fn unknown(mut branch: Branch, why: String) -> Box<Branch> {
     Box::new(branch)
 }
 
-/// Returns the output interface and the source address of a route.
+/// Returns the output interface of a route, and the source address that the kernel would choose.
 fn leaving_by(route: Route) -> (Interface, Option<IpAddr>) {
     match route {
         Route::Out {
@@ -516,7 +517,7 @@ fn leaving_by(route: Route) -> (Interface, Option<IpAddr>) {
     }
 }
 
-/// Renders a route as `ip route get` does.
+/// Formats a route like `ip route get`.
 fn listed(to: IpAddr, route: &Route) -> String {
     match route {
         Route::Local { .. } => format!("local {to}"),

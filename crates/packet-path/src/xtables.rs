@@ -1,7 +1,7 @@
-//! Rules of iptables, of either backend, as `iptables-save` prints them.
+//! iptables rules of either backend, in the format of `iptables-save`.
 //!
-//! The rules stay text, grouped by chain. Only the rules on the packet's path are parsed. With
-//! 50,000 Services, these are a few dozen rules, and the chain with one rule for each Service.
+//! The rules stay text, grouped by chain. The walk parses only rules on the packet's path. With
+//! 50,000 Services, these are a few dozen, and the chain with one rule for each Service.
 
 mod matching;
 mod options;
@@ -22,12 +22,12 @@ use crate::ruleset::{Base, ChainKind, Hook, Ruleset};
 
 /// Protocol number of TCP.
 const TCP: u8 = 6;
-/// Flag of the first packet of a TCP connection.
+/// TCP flag of a connection's first packet.
 const SYN: u8 = 0x02;
-/// TCP flag that the reply to a SYN has in addition to SYN.
+/// TCP flag that a reply to SYN has in addition to SYN.
 const ACK: u8 = 0x10;
 
-/// Parses each rule. Entry point for fuzzing.
+/// Parses each rule, for the fuzzer.
 pub(crate) fn read_all(tables: &Xtables) {
     for table in &tables.tables {
         for line in table.text.lines() {
@@ -38,17 +38,17 @@ pub(crate) fn read_all(tables: &Xtables) {
     }
 }
 
-/// The iptables tables of one IP family and backend.
+/// The iptables tables of one IP family and one backend.
 #[derive(Debug, Default)]
 pub struct Xtables {
     tables: Vec<Table>,
 }
 
-/// A table with its chains, and its rules as text.
+/// An iptables table, with its chains and its rules as text.
 #[derive(Debug)]
 struct Table {
     name: String,
-    /// Rules of the table, one per line, grouped by chain.
+    /// Rules of the table, one per line, in the order of `iptables-save`.
     text: String,
     chains: HashMap<Box<str>, Chain>,
 }
@@ -56,15 +56,15 @@ struct Table {
 /// A chain of a table.
 #[derive(Debug, Default)]
 struct Chain {
-    /// Positions of the chain's rules in the table's text, usually a single range.
+    /// Byte ranges of the chain's rules in the table's text. Usually a single range.
     rules: Vec<Range<usize>>,
-    /// True if the policy of a built-in chain is DROP.
+    /// True for a built-in chain with the policy DROP.
     drops: bool,
-    /// Counters of a built-in chain's policy, if known.
+    /// Counters of a built-in chain's policy, or `None` if unknown.
     counters: Option<Counters>,
 }
 
-/// Built-in chains: table, hook, priority, and chain type (linux/netfilter_ipv4.h).
+/// The built-in chains: table, hook, priority and chain type (linux/netfilter_ipv4.h).
 const PLACES: [(&str, Hook, i32, ChainKind); 17] = [
     ("raw", Hook::Prerouting, -300, ChainKind::Filter),
     ("raw", Hook::Output, -300, ChainKind::Filter),
@@ -86,7 +86,7 @@ const PLACES: [(&str, Hook, i32, ChainKind); 17] = [
 ];
 
 impl Xtables {
-    /// Parses a line of `iptables-save` without its line feed. The line may have counters (`-c`).
+    /// Parses one line of `iptables-save` without its line feed. A rule may have counters (`-c`).
     pub fn read(&mut self, line: &str) {
         let (_, rule) = counters(line);
         match Line::parse(rule) {
@@ -112,19 +112,19 @@ impl Xtables {
         }
     }
 
-    /// Parses a complete output of `iptables-save`.
+    /// Parses the whole output of `iptables-save`.
     pub fn of(saved: &str) -> Self {
         let mut tables = Self::default();
         saved.lines().for_each(|line| tables.read(line));
         tables
     }
 
-    /// Removes a dormant table, because packets do not reach it.
+    /// Removes a dormant table, which the kernel skips for all packets.
     pub fn switch_off(&mut self, name: &str) {
         self.tables.retain(|table| table.name != name);
     }
 
-    /// Returns true if no table has rules, and all policies are ACCEPT.
+    /// Reports whether no table has a rule, and no policy is DROP.
     pub fn is_empty(&self) -> bool {
         let is_bare = |table: &Table| {
             table.text.is_empty() && !table.chains.values().any(|chain| chain.drops)
@@ -132,7 +132,7 @@ impl Xtables {
         self.tables.iter().all(is_bare)
     }
 
-    /// Returns the names of the tables.
+    /// Lists the names of the tables.
     pub fn tables(&self) -> impl Iterator<Item = &str> {
         self.tables.iter().map(|table| &*table.name)
     }
@@ -151,7 +151,7 @@ impl Table {
         }
     }
 
-    /// Returns the rules of a chain in order.
+    /// Returns the rules of a chain, in order.
     fn rules<'a>(&'a self, chain: &'a Chain) -> Rules<'a> {
         Rules {
             text: &self.text,
@@ -161,7 +161,7 @@ impl Table {
     }
 }
 
-/// Iterator over the rules of a chain, line by line.
+/// Iterator over the rules of one chain, one line each.
 #[derive(Debug, Clone)]
 struct Rules<'a> {
     text: &'a str,
@@ -212,7 +212,7 @@ impl Ruleset for Xtables {
     }
 }
 
-/// Returns the name of the built-in chain at a hook.
+/// Returns the name of the built-in chains at a hook.
 fn name_of(hook: Hook) -> &'static str {
     match hook {
         Hook::Prerouting => "PREROUTING",
@@ -223,7 +223,7 @@ fn name_of(hook: Hook) -> &'static str {
     }
 }
 
-/// Splits `[12:3456] -A ...` into the counters, if any, and the rule.
+/// Splits a line such as `[12:3456] -A ...` into its counters, if any, and its rule.
 fn counters(line: &str) -> (Option<Counters>, &str) {
     let Some((counted, rule)) = line.split_once("] ").filter(|_| line.starts_with('[')) else {
         return (None, line);

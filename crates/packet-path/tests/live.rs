@@ -1,5 +1,4 @@
-//! Tests that this crate reads the state of the running kernel. Each test has its own network
-//! namespace.
+//! Tests that this crate reads the running kernel's state. Each test has its own network namespace.
 //!
 //! The tests need root, `ip`, `ipset`, `iptables` and `ipvsadm`, and a kernel with IPVS.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
@@ -12,8 +11,8 @@ use packet_path::{
     Fate, Interface, Kernel, Question, Route, RouteQuestion, Ruleset, Sender, Source, Walk,
 };
 
-/// Creates a node in a new network namespace, and moves the calling thread into that namespace. The
-/// node has eth0 with a default route, and cni0 with the pods.
+/// Moves the calling thread into a new network namespace with a node: eth0 with a default route,
+/// and cni0 with the pods.
 fn node() {
     namespace::enter().unwrap();
     for line in [
@@ -186,7 +185,8 @@ fn virtual_servers_are_read_by_key() {
         let refused = ask(from, "10.96.0.10:81");
         assert_eq!(refused[0].fate, Fate::Refused);
     }
-    // The virtual server matches marked packets to any port. One destination has its own port.
+    // This virtual server handles marked packets to any port. Only one of its destinations has its
+    // own port.
     iptables("-t mangle -A PREROUTING -d 192.168.99.10 -p tcp -j MARK --set-mark 77");
     run("ipvsadm -A -f 77 -s rr");
     run("ipvsadm -a -f 77 -r 10.244.1.5:8080 -m");

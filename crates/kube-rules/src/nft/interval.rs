@@ -1,4 +1,4 @@
-//! Networks as elements of an interval set.
+//! Converts networks to elements of an interval set.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -12,8 +12,8 @@ fn bits(address: IpAddr) -> u128 {
     }
 }
 
-/// Returns the elements of a set with these networks: the start and the end of each range. Merges
-/// adjacent networks into one range. Like `nft`, adds an end marker at address 0 if the first
+/// Returns the elements of a set that contains these networks: the start and the end marker of each
+/// range. Merges adjacent networks. Like `nft`, adds an end marker at address 0 if the first
 /// network begins at a higher address.
 pub(super) fn intervals(nets: &[IpNet], len: usize) -> Vec<Element> {
     let ends = |net: &IpNet| (bits(net.network()), bits(net.broadcast()));

@@ -1,4 +1,4 @@
-//! Clauses of rules that change packet marks.
+//! Clauses of nf_tables rules that change packet marks.
 
 use nftables_netlink::{Comparison, Expression, LookupFor, MetaKey, Name, Register, SetRef};
 
@@ -13,14 +13,14 @@ impl Line {
         ])
     }
 
-    /// Sets mark bits: `mark set mark or MARK`.
+    /// Sets these bits of the packet mark: `mark set mark or MARK`.
     pub fn set_mark(self, mark: u32) -> Self {
         self.change_mark(!mark, mark)
     }
 
-    /// Replaces the packet's mark by the value that a map has for a key: `mark set ip daddr . meta
-    /// l4proto . th dport map @map`. Before that, copies the old mark to the packet's priority, for
-    /// [`Self::restore_mark`]. If the map lacks the key, the packet does not match the rule.
+    /// Replaces the packet mark by the value that a map has for the key: `mark set ip daddr . meta
+    /// l4proto . th dport map @map`. First copies the old mark to the packet's priority, for
+    /// [`Self::restore_mark`]. If the map lacks the key, the packet does not match.
     pub fn mark_by(self, key: &[Field], map: impl Into<Name>) -> Self {
         let map = SetRef::Named(map.into());
         let (value, replaced) = (Register::FIRST, after(4));
@@ -33,9 +33,9 @@ impl Line {
             ])
     }
 
-    /// Restores the mark that [`Self::mark_by`] replaced. The rule matches a packet only if all of
-    /// these hold: its source is not an address of this node, its old mark is not 0, and its
-    /// current mark has at least one bit and only bits of `bits`.
+    /// Restores the mark that [`Self::mark_by`] has replaced. A packet matches only if its source
+    /// is not an address of this node, its old mark is not 0, and its current mark has at least one
+    /// bit, and only bits, of `bits`.
     pub fn restore_mark(self, bits: u32) -> Self {
         let mark = || meta(MetaKey::Mark, Register::FIRST);
         let priority = || meta(MetaKey::Priority, Register::FIRST);
@@ -57,7 +57,7 @@ impl Line {
         ])
     }
 
-    /// Flips mark bits: `mark set mark xor MARK`.
+    /// Flips these bits of the packet mark: `mark set mark xor MARK`.
     pub fn flip_mark(self, mark: u32) -> Self {
         self.change_mark(u32::MAX, mark)
     }

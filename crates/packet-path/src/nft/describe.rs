@@ -1,4 +1,4 @@
-//! Describes the effects of a rule on a packet as text for the user.
+//! Describes the effects of a rule on a packet, as text for the user.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,19 +11,19 @@ use super::run::{Effect, Run};
 use crate::branch::{Counters, End, Step};
 use crate::packet::SourceNat;
 
-/// Describes a chain by its table and name, such as `table ip kube-proxy, chain services`.
+/// Returns the table and name of a chain as text, such as `table ip kube-proxy, chain services`.
 pub(super) fn place(chain: &ObjectId) -> String {
     let table = table(chain);
     format!("{table}, chain {}", chain.name)
 }
 
-/// Describes a table by its family and name, such as `table ip kube-proxy`.
+/// Returns the family and name of a table as text, such as `table ip kube-proxy`.
 pub(super) fn table(of: &ObjectId) -> String {
     let family = of.family.name();
     format!("table {family} {}", of.table)
 }
 
-/// Describes the effect of a rule. Returns `None` for a rule without effect.
+/// Describes the effect of a rule as a step. Returns `None` if the rule had no effect.
 pub(super) fn step(
     chain: &ObjectId,
     found: &KernelRule,
@@ -119,7 +119,8 @@ fn mark(before: u32, after: u32) -> String {
     }
 }
 
-/// Returns the message to the sender of a rejected packet (`NFT_REJECT_*` and the code).
+/// Returns the message that the sender of a rejected packet gets. `kind` is `NFT_REJECT_*`, and
+/// `code` the ICMP code.
 pub(super) fn refusal(family: IpFamily, kind: u32, code: u8) -> String {
     let what = match (kind, family, code) {
         (1, ..) => return "TCP reset".to_owned(),
@@ -142,32 +143,33 @@ fn quoted(chain: &ObjectId, rule: &Rule) -> String {
     format!("{}: `{text}`", place(chain))
 }
 
-/// Describes a rule whose outcome is unknown, because the rule tests unknown data of the packet.
+/// Describes a rule with unknown outcome, because it tests data of the packet that is unknown.
 pub(super) fn open(chain: &ObjectId, rule: &Rule, why: &str) -> Arc<str> {
     format!("{}: {why}", quoted(chain, rule)).into()
 }
 
-/// Describes a rule whose outcome is unknown, because the rule has an unsupported expression.
+/// Describes a rule with unknown outcome, because it has an expression that this program does not
+/// support.
 pub(super) fn not_understood(chain: &ObjectId, rule: &Rule, expression: &Expression) -> Arc<str> {
     let what = expression.name();
     format!("{}: its `{what}` is not understood", quoted(chain, rule)).into()
 }
 
-/// Describes a rule after which the path is unknown, because an unsupported expression changes the
-/// packet.
+/// Describes a rule after which the path is unknown, because an unsupported expression may change
+/// the packet.
 pub(super) fn lost(chain: &ObjectId, rule: &Rule, expression: &Expression) -> String {
     let what = expression.name();
     let rule = quoted(chain, rule);
     format!("{rule}: what its `{what}` does to the packet is unknown")
 }
 
-/// Describes a rule after which there are too many paths to follow.
+/// Describes a rule at which the evaluation stops, because there are too many paths.
 pub(super) fn too_many(chain: &ObjectId, rule: &Rule) -> String {
     let rule = quoted(chain, rule);
     format!("{rule}: up to here there are too many ways and rules to follow them further")
 }
 
-/// Describes jumps that are nested deeper than the kernel accepts.
+/// Describes jumps that are nested deeper than the kernel allows.
 pub(super) fn too_deep(to: &ObjectId) -> String {
     format!("{}: jumps lead deeper than the kernel allows", place(to))
 }

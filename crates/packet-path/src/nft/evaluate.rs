@@ -1,5 +1,5 @@
-//! Evaluates the rules of a base chain for a packet, like the kernel's `nft_do_chain`. Follows all
-//! paths that random choices allow.
+//! Evaluates the rules of a base chain for a packet, like the kernel's `nft_do_chain`. Follows
+//! every path that a random choice may take.
 
 use std::sync::Arc;
 
@@ -12,29 +12,27 @@ use crate::branch::{Branch, Doubt, End, Step};
 
 /// Maximum depth of nested jumps in the kernel (`NFT_JUMP_STACK_SIZE`).
 const DEPTH: usize = 16;
-/// Largest number of rules and choices that are evaluated in one base chain. A Service needs a few
-/// rules and choices for each endpoint. Beyond this number, for example after many rules with
-/// unknown outcome, the rest of the path is unknown.
+/// Maximum number of rules and choices that are evaluated in one base chain. A Service needs a few
+/// for each endpoint. Beyond this number, for example after many rules with unknown outcome, the
+/// rest of the path is unknown.
 pub(super) const BUDGET: usize = 100_000;
-/// Largest number of branches among which equal branches are joined. A longer list is not joined,
-/// because each branch would be compared with all others.
+/// Maximum number of branches among which equal ones are joined. More branches would take too long,
+/// because each one is compared with all others.
 const JOINED: usize = 256;
 
-/// Point at which a path continues after a chain or a rule.
+/// Point at which a path continues after a rule or a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Exit {
-    /// After a rule, the path continues with the next rule. After a chain, it continues in the
-    /// calling chain.
+    /// The path continues with the next rule or, after a chain, in the calling chain.
     On,
-    /// The path returns to the chain that called the current chain.
+    /// The path returns to the chain that has called the current chain.
     Return,
-    /// The path leaves the base chain. `Branch::end` is set if the packet's path ends in this
-    /// chain.
+    /// The path leaves the base chain. If the packet's path ends here, `Branch::end` is set.
     Out,
 }
 
 impl<R: Reader> Evaluation<'_, R> {
-    /// Evaluates a base chain and its policy.
+    /// Evaluates a base chain, and applies its policy to packets that no rule has accepted.
     pub(super) fn base_chain(
         &mut self,
         chain: &ObjectId,
@@ -106,7 +104,7 @@ impl<R: Reader> Evaluation<'_, R> {
                     ways.extend(inside.into_iter().map(|(mut branch, exit)| match exit {
                         Exit::Out => (branch, exit),
                         Exit::On | Exit::Return => {
-                            // Removes the step of a jump into a chain that had no effect.
+                            // Removes the step of a jump into a chain without effect.
                             if after == Exit::On && branch.steps.len() == before + 1 {
                                 branch.steps.truncate(before);
                                 branch.passed += 1;
@@ -120,7 +118,7 @@ impl<R: Reader> Evaluation<'_, R> {
         Ok(ways)
     }
 
-    /// Evaluates one rule along all of its paths.
+    /// Evaluates one rule, and returns its paths in the order of the rule's alternatives.
     fn carry_out(
         &mut self,
         chain: &ObjectId,
@@ -145,8 +143,7 @@ impl<R: Reader> Evaluation<'_, R> {
                 RuleResult::Ended(run, verdict) => stopped.push((*run, verdict)),
             }
         }
-        // The loop has collected the paths in reverse order. Restores the order of the rule's
-        // alternatives.
+        // The stack `open` has returned the paths in reverse order.
         stopped.reverse();
         Ok(stopped)
     }
@@ -165,11 +162,11 @@ impl<R: Reader> Evaluation<'_, R> {
     }
 }
 
-/// Point at which a path continues after a rule.
+/// Point at which a path continues after one rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Continuation {
     Exit(Exit),
-    /// The path enters a chain. `Exit` determines where the path continues after the chain.
+    /// The path enters the named chain, and then continues at the given `Exit`.
     Into(Name, Exit),
 }
 
@@ -185,18 +182,18 @@ impl Continuation {
     }
 }
 
-/// One path through a rule.
+/// One of the paths through a rule.
 struct RulePath {
     branch: Branch,
     leads: Continuation,
-    /// Assumed outcome of the rule's uncertain test, true for a match. `None` if the rule has no
-    /// uncertain test.
+    /// Assumed outcome of the rule's unknown test: true for a match. `None` if the rule has no
+    /// unknown test.
     side: Option<bool>,
     doubt: Option<Arc<str>>,
 }
 
-/// Completes a rule: adds its steps to the paths, and joins equal paths. Drops the rule's doubt if
-/// the rule has the same results with and without a match.
+/// Adds a rule's steps to its paths, and joins equal paths. Drops the rule's doubt if a match and
+/// no match have the same results.
 fn settled(
     chain: &ObjectId,
     found: &KernelRule,
@@ -219,8 +216,7 @@ fn settled(
             Continuation::of(verdict)
         };
         let (side, doubt) = run.doubt.unzip();
-        // Joins this path with an equal earlier path. This is possible only if the rule has no
-        // effect on the path.
+        // Joins this path with an equal earlier path, if the rule has no effect on either.
         let mut others = all.iter_mut().filter(|_| is_nothing);
         let like = others
             .find(|of| of.side == side && of.leads == leads && is_like(&of.branch, &run.branch));
@@ -249,7 +245,7 @@ fn settled(
     decided.collect()
 }
 
-/// Returns true if a rule with unknown outcome has the same results with and without a match.
+/// Reports whether a rule with unknown outcome has the same results with and without a match.
 fn makes_no_difference(all: &[RulePath]) -> bool {
     let of = |side| {
         all.iter()
@@ -261,7 +257,7 @@ fn makes_no_difference(all: &[RulePath]) -> bool {
         })
 }
 
-/// Returns true if two branches are equal except for their probability.
+/// Reports whether two branches are equal, apart from their probabilities.
 fn is_like(one: &Branch, other: &Branch) -> bool {
     one.packet == other.packet
         && one.end == other.end
@@ -269,7 +265,7 @@ fn is_like(one: &Branch, other: &Branch) -> bool {
         && one.doubts == other.doubts
 }
 
-/// Joins branches that are equal except for their probabilities, and adds the probabilities.
+/// Joins branches that are equal apart from their probabilities, which it adds up.
 fn joined(branches: Vec<Branch>) -> Vec<Branch> {
     if branches.len() > JOINED {
         return branches;

@@ -1,4 +1,4 @@
-//! Evaluates the expressions of one rule for one packet.
+//! Evaluates the expressions of one nf_tables rule for one packet.
 
 use std::sync::Arc;
 
@@ -15,11 +15,12 @@ use super::sets;
 use crate::branch::End;
 use crate::packet::Tracking;
 
-/// Largest number of endpoints in a rule's random choice for which each endpoint has its own path.
+/// Maximum number of alternatives of a random choice that each get their own path. Beyond it, the
+/// chosen number is unknown.
 const CHOICES: u32 = 20_000;
 
 impl Run {
-    /// Evaluates expressions until the rule ends or its paths split.
+    /// Evaluates expressions until the rule ends or the path splits.
     pub(super) fn go<R: Reader>(
         mut self,
         evaluation: &mut Evaluation<'_, R>,
@@ -45,8 +46,8 @@ impl Run {
                     return Ok(RuleResult::Ended(Box::new(self), None));
                 }
                 ExpressionResult::NotUnderstood => {
-                    // Marks all registers as unknown: an unsupported expression may have written
-                    // any of them.
+                    // An unsupported expression may have written any register, so all become
+                    // unknown.
                     self.registers = Registers::new();
                     let doubt = super::describe::not_understood(chain, rule, expression);
                     if let Some(parted) = self.part(doubt) {
@@ -61,9 +62,9 @@ impl Run {
         Ok(RuleResult::Ended(Box::new(self), None))
     }
 
-    /// Splits the path into two: one path assumes that the uncertain test matches, and the other
-    /// path assumes that it does not match. If the rule already has a doubt, follows only the
-    /// match, because a rule has at most one doubt.
+    /// Splits the path in two: one assumes that an unknown test matches, the other that it does
+    /// not. If the rule already has a doubt, returns `None`, and the path continues as with a
+    /// match.
     fn part(&mut self, doubt: Arc<str>) -> Option<RuleResult> {
         if self.doubt.is_some() {
             return None;
@@ -72,8 +73,8 @@ impl Run {
         yes.doubt = Some((true, Arc::clone(&doubt)));
         let mut no = self.clone();
         no.doubt = Some((false, doubt));
-        // Without a match, the effects so far remain, but the rule ends here: no expression has
-        // this index.
+        // Without a match, the effects so far remain, but the rule ends here, because no expression
+        // has this index.
         no.at = usize::MAX;
         Some(RuleResult::Fork(vec![yes, no]))
     }
@@ -148,7 +149,7 @@ impl Run {
                     ExpressionResult::Choose(*modulus, *offset, *to)
                 }
             }
-            // Assumes that the first packet of a flow stays below every limit.
+            // Assumes that the first packet of a flow exceeds no limit.
             Expression::Limit { over, .. } => (!over).into(),
             Expression::Dynset { set, operation, .. } => {
                 self.note(set, *operation);
@@ -189,7 +190,7 @@ impl Run {
         })
     }
 
-    /// Loads a value from the packet or a register into a register.
+    /// Loads a value of the packet, of the kernel or of another register into a register.
     fn load<R: Reader>(
         &mut self,
         evaluation: &Evaluation<'_, R>,
@@ -252,7 +253,7 @@ impl Run {
                 self.branch.packet.priority = priority;
                 ExpressionResult::On
             }
-            // Changes to all other metadata have no effect on the packet's path.
+            // Other metadata does not affect the packet's path.
             _ => ExpressionResult::On,
         }
     }
@@ -284,8 +285,7 @@ impl Run {
         what: LookupFor,
     ) -> Result<ExpressionResult, Error> {
         let Some(key) = self.key(evaluation, chain, key, set)? else {
-            // The key is unknown. So it is also unknown whether the element exists, and which data
-            // it has.
+            // The key is unknown, so the evaluation cannot find the element or its data.
             return Ok(match what {
                 LookupFor::Membership(_) => ExpressionResult::Open(NOT_KNOWN),
                 LookupFor::Value(to) => {
@@ -320,7 +320,7 @@ impl Run {
         })
     }
 
-    /// Returns the element of a named set that contains a key.
+    /// Returns the element of a named set or map that contains `key`, and records it for the user.
     fn member<R: Reader>(
         &mut self,
         evaluation: &mut Evaluation<'_, R>,
@@ -344,7 +344,8 @@ impl Run {
         Ok(Some(found))
     }
 
-    /// Returns the key of a look-up. Returns `None` if a part of the key is unknown.
+    /// Returns the key of a look-up from the registers. Returns `None` if a part of the key is
+    /// unknown.
     fn key<R: Reader>(
         &self,
         evaluation: &mut Evaluation<'_, R>,
@@ -365,12 +366,11 @@ impl Run {
     }
 }
 
-/// Reason why a rule's outcome is unknown: the rule tests data that is unknown before the packet is
-/// sent.
+/// Reason why a rule's outcome is unknown: it tests data that the packet's question does not give.
 const NOT_KNOWN: &str = "it asks something that is not known of this packet";
 
-/// Reports whether an unsupported expression changes the packet or its path. Examples are `queue`,
-/// and `masq` with a range of ports.
+/// Reports whether an unsupported expression changes the packet or its path, such as `queue`, or
+/// `masq` with a range of ports.
 fn is_deed(name: &str) -> bool {
     let deeds = [
         "immediate",

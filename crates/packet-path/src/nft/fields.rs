@@ -1,4 +1,4 @@
-//! Packet data as bytes, as rules load them into registers.
+//! Packet data as bytes, in the form in which nf_tables rules load it into registers.
 
 use std::net::IpAddr;
 
@@ -10,32 +10,36 @@ use super::registers::PartialBytes;
 use crate::kernel::{Kernel, Route, RouteQuestion};
 use crate::packet::{Interface, Packet, Tracking};
 
-/// State bit of an invalid packet, and of any packet before connection tracking
+/// Value of `ct state` for an invalid packet, and for any packet before connection tracking
 /// (`NF_CT_STATE_INVALID_BIT`).
 const INVALID: u32 = 1;
-/// State bit of a new connection (`NF_CT_STATE_BIT(IP_CT_NEW)`).
+/// Value of `ct state` for the first packet of a connection (`NF_CT_STATE_BIT(IP_CT_NEW)`).
 const NEW: u32 = 8;
-/// State bit of an established connection (`NF_CT_STATE_BIT(IP_CT_ESTABLISHED)`).
+/// Value of `ct state` for a packet of an established connection
+/// (`NF_CT_STATE_BIT(IP_CT_ESTABLISHED)`).
 const ESTABLISHED: u32 = 2;
-/// State bit of an untracked packet (`NF_CT_STATE_UNTRACKED_BIT`).
+/// Value of `ct state` for an untracked packet (`NF_CT_STATE_UNTRACKED_BIT`).
 const UNTRACKED: u32 = 1 << 6;
-/// Status bits of a connection with a reply (`IPS_SEEN_REPLY` and `IPS_CONFIRMED`).
+/// Bits of `ct status` for a connection with a reply (`IPS_SEEN_REPLY` and `IPS_CONFIRMED`).
 const ANSWERED: u32 = (1 << 1) | (1 << 3);
-/// Status bits of source NAT (`IPS_SRC_NAT`), of destination NAT (`IPS_DST_NAT`), and of decided
-/// translations (linux/nf_conntrack_common.h).
+/// Bit of `ct status` for a connection with source NAT (`IPS_SRC_NAT`).
 const SOURCE_NAT: u32 = 1 << 4;
+/// Bit of `ct status` for a connection with destination NAT (`IPS_DST_NAT`).
 const DESTINATION_NAT: u32 = 1 << 5;
+/// Bit of `ct status` for a decided source translation (`IPS_SRC_NAT_DONE`).
 const SOURCE_NAT_DONE: u32 = 1 << 7;
+/// Bit of `ct status` for a decided destination translation (`IPS_DST_NAT_DONE`).
 const DESTINATION_NAT_DONE: u32 = 1 << 8;
 /// Hardware type of the loopback interface (`ARPHRD_LOOPBACK`).
 const LOOPBACK: u16 = 772;
-/// Size of an interface name (`IFNAMSIZ`).
+/// Length of an interface name in a register, in bytes (`IFNAMSIZ`).
 const INTERFACE_NAME: usize = 16;
-/// TCP flag of the first packet (SYN), and TCP flags of the reply (SYN and ACK).
+/// TCP flag of a connection's first packet.
 const SYN: u8 = 2;
+/// TCP flags of the reply to a connection's first packet.
 const SYN_ACK: u8 = 0x12;
 
-/// Packet data that rules can load.
+/// The packet whose data rules load.
 pub(super) struct Fields<'a>(pub(super) &'a Packet);
 
 impl Fields<'_> {
@@ -50,7 +54,7 @@ impl Fields<'_> {
         (offset..offset.saturating_add(len)).map(byte).collect()
     }
 
-    /// Returns true if the `len` bytes at `offset` include addresses or ports.
+    /// Reports whether a write of `len` bytes at `offset` may change an address or a port.
     pub(super) fn leads(&self, base: PayloadBase, offset: u32, len: u32) -> bool {
         let (first, behind) = match (base, self.0.family()) {
             (PayloadBase::Link, _) => return false,
@@ -67,7 +71,7 @@ impl Fields<'_> {
             IpFamily::V4 => {
                 header.resize(20, None);
                 // Sets the known bytes: version and header length (0x45), no fragment (0x40, 0),
-                // and the protocol.
+                // protocol.
                 for (at, byte) in [(0, 0x45), (6, 0x40), (7, 0), (9, self.0.protocol)] {
                     set(&mut header, at, &[byte]);
                 }
@@ -121,8 +125,7 @@ impl Fields<'_> {
             MetaKey::OifType => device_type(self.0.oif.as_ref()),
             MetaKey::NfProto => known(&[if is_v4 { 2 } else { 10 }]),
             MetaKey::L4Proto => known(&[self.0.protocol]),
-            // The value 0 means that the packet is for this host (`PACKET_HOST`), or that it is not
-            // traced.
+            // 0 is `PACKET_HOST` (the packet is for this host), and means "off" for `nftrace`.
             MetaKey::PktType | MetaKey::NfTrace => known(&[0]),
             MetaKey::Len
             | MetaKey::SkUid
@@ -165,8 +168,8 @@ impl Fields<'_> {
         number(Some(bits))
     }
 
-    /// Returns connection data of one direction. Returns `None` for an untracked packet, or for an
-    /// address of the other IP family.
+    /// Returns an address, port or protocol of the connection, in one direction. Returns `None` for
+    /// an untracked packet, and for an address of the other IP family.
     pub(super) fn tuple(&self, key: TupleKey, direction: Direction) -> Option<PartialBytes> {
         if !self.0.is_tracked() {
             return None;
@@ -209,11 +212,11 @@ impl Fields<'_> {
     }
 
     pub(super) fn fib(&self, kernel: &dyn Kernel, result: FibResult, flags: u32) -> PartialBytes {
-        /// Flags that limit the look-up to routes through one interface (`NFTA_FIB_F_IIF` and
-        /// `NFTA_FIB_F_OIF`).
+        /// Flags that restrict the look-up to routes through the input or output interface
+        /// (`NFTA_FIB_F_IIF`, `NFTA_FIB_F_OIF`).
         const BY_IIF: u32 = 1 << 3;
         const BY_OIF: u32 = 1 << 4;
-        /// Flag to return only the existence of a route (`NFTA_FIB_F_PRESENT`).
+        /// Flag to return only whether a route exists (`NFTA_FIB_F_PRESENT`).
         const PRESENT: u32 = 1 << 5;
         let of = if flags & FIB_SOURCE != 0 {
             self.0.source
@@ -242,8 +245,8 @@ impl Fields<'_> {
         }
     }
 
-    /// Returns the interface that leads to an address. Returns `Some(None)` if there is no route,
-    /// and `None` if the route is unknown.
+    /// Returns the interface through which the node reaches an address. Returns `Some(None)` if
+    /// there is no route, and `None` if the route is unknown.
     #[allow(
         clippy::option_option,
         reason = "whether it is known, and whether there is one"
@@ -283,7 +286,7 @@ fn known(bytes: &[u8]) -> PartialBytes {
     bytes.iter().copied().map(Some).collect()
 }
 
-/// Returns a number in host byte order, as 4 bytes. If `number` is `None`, the bytes are unknown.
+/// Returns a number as 4 bytes in host byte order. For `None`, the bytes are unknown.
 fn number(number: Option<u32>) -> PartialBytes {
     match number {
         Some(number) => known(&number.to_ne_bytes()),
@@ -291,7 +294,7 @@ fn number(number: Option<u32>) -> PartialBytes {
     }
 }
 
-/// Returns the name of an interface, or an empty name without an interface.
+/// Returns an interface name, padded with zeros. Without an interface, the name is empty.
 fn name(interface: Option<&Interface>) -> PartialBytes {
     let name = interface.map_or("", |interface| &interface.name);
     let mut bytes: PartialBytes = name.bytes().take(INTERFACE_NAME - 1).map(Some).collect();

@@ -1,5 +1,5 @@
-//! Tables in memory, from a dump or a test. They reply to queries like the kernel, and count the
-//! queries.
+//! nf_tables tables in memory, from a dump or a test. They reply to queries like the kernel, and
+//! count the queries.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -19,14 +19,13 @@ pub struct InMemoryTables {
     hooked: Vec<HookedChain>,
     rules: HashMap<ObjectId, Vec<KernelRule>>,
     sets: HashMap<ObjectId, (KernelSet, Contents)>,
-    /// Number of queries so far.
+    /// Number of queries for rules, sets and elements so far.
     pub asked: usize,
-    /// Number of ruleset changes that the next queries simulate. Each query of the generation
-    /// simulates one change, until this number is 0.
+    /// Number of further queries of the generation that simulate a change of the ruleset.
     pub changes: usize,
 }
 
-/// Elements of a set, stored for fast look-ups.
+/// Elements of a set, stored for fast look-ups by key.
 #[derive(Debug, Clone)]
 enum Contents {
     Single(BTreeMap<Vec<u8>, Element>),
@@ -34,7 +33,7 @@ enum Contents {
 }
 
 impl InMemoryTables {
-    /// Adds a table.
+    /// Adds an empty table.
     pub fn add_table(&mut self, family: Family, name: &str) {
         self.tables.push(Table::new(family, name.into()));
     }

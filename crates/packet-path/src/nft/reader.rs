@@ -1,4 +1,4 @@
-//! Reads the kernel's nf_tables object by object.
+//! Reads nf_tables rules, sets and elements from the kernel, one object per query.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -30,17 +30,17 @@ impl ObjectId {
     }
 }
 
-/// Source of the ruleset: the kernel, or a fake in tests. A reader reads only requested objects,
+/// Source of nf_tables objects: the kernel, or tables in memory. It reads only requested objects,
 /// because a table may have 100,000 chains and elements.
 pub trait Reader {
-    /// Returns the ruleset's generation. While the generation stays equal, no object changes.
+    /// Returns the generation of the ruleset. Between two equal generations, no object has changed.
     ///
     /// # Errors
     ///
     /// Fails like [`Nftables::generation`].
     fn generation(&mut self) -> Result<Generation, Error>;
 
-    /// Returns the tables of all families.
+    /// Returns the tables of all nf_tables families.
     ///
     /// # Errors
     ///
@@ -54,7 +54,7 @@ pub trait Reader {
     /// Fails like [`Nftables::base_chains`].
     fn base_chains(&mut self) -> Result<Vec<HookedChain>, Error>;
 
-    /// Returns the rules of a chain with their anonymous sets.
+    /// Returns the rules of a chain, with their anonymous sets.
     ///
     /// # Errors
     ///
@@ -68,15 +68,15 @@ pub trait Reader {
     /// Fails like [`Nftables::set`].
     fn set(&mut self, set: &ObjectId) -> Result<Option<KernelSet>, Error>;
 
-    /// Returns the element that contains a key, or otherwise the catch-all element, if any.
+    /// Returns the element that contains `key`, or else the set's catch-all element, or `None`.
     ///
     /// # Errors
     ///
     /// Fails like [`Nftables::element`].
     fn element(&mut self, set: &ObjectId, key: &[u8]) -> Result<Option<Element>, Error>;
 
-    /// Returns the end marker of the range that contains a key, if any. Needed for sets in which
-    /// two elements mark a range: its start and its end.
+    /// Returns the end marker of the range that contains `key`, if any. It is needed for sets in
+    /// which a range consists of two elements: its start, and its end marker.
     ///
     /// # Errors
     ///
@@ -118,8 +118,8 @@ impl Reader for Nftables {
     }
 }
 
-/// Reader with a cache, so that packets on the same path need no second query to the kernel. The
-/// cache lives as long as one query of the user.
+/// Reader with a cache, so that several packets with the same rules cause only one query to the
+/// kernel. The cache lives as long as one request of the user.
 #[derive(Debug)]
 pub(super) struct CachedReader<R> {
     reader: R,

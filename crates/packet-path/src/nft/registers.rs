@@ -1,41 +1,41 @@
-//! Registers of a rule, byte by byte. A rule that copies an unknown byte gets an unknown byte.
-//! Unknown bytes matter only if the rule's outcome depends on them.
+//! Registers of an nf_tables rule, byte by byte. A copy of an unknown byte is unknown, which
+//! matters only if the rule's outcome depends on it.
 
 use nftables_netlink::{Bytes, Comparison, Register};
 use smallvec::SmallVec;
 
-/// Bytes, each known or unknown.
+/// Bytes of a register, each known or unknown (`None`).
 pub(super) type PartialBytes = SmallVec<[Option<u8>; 32]>;
 
-/// Register file: 16 slots of 4 bytes.
+/// The registers of a rule: 16 slots of 4 bytes.
 #[derive(Debug, Clone)]
 pub(super) struct Registers([Option<u8>; 64]);
 
 impl Registers {
-    /// Creates registers with unknown content.
+    /// Creates registers whose bytes are all unknown.
     pub(super) fn new() -> Self {
         Self([None; 64])
     }
 
-    /// Returns `len` bytes, beginning at a slot. Bytes beyond the last slot are unknown.
+    /// Returns `len` bytes from the register `from` on. Bytes beyond the last register are unknown.
     pub(super) fn read(&self, from: Register, len: usize) -> PartialBytes {
         let at = usize::from(from.place()) * 4;
         let byte = |index| self.0.get(index).copied().flatten();
         (at..at.saturating_add(len.min(64))).map(byte).collect()
     }
 
-    /// Returns `len` bytes, beginning at a slot, or `None` if one of the bytes is unknown.
+    /// Returns `len` bytes from the register `from` on, or `None` if one of them is unknown.
     pub(super) fn bytes(&self, from: Register, len: usize) -> Option<Bytes> {
         self.read(from, len).into_iter().collect()
     }
 
-    /// Returns a number in host byte order. Returns `None` if a byte is unknown.
+    /// Returns a 4-byte number in host byte order, or `None` if one of its bytes is unknown.
     pub(super) fn number(&self, from: Register) -> Option<u32> {
         let bytes = self.bytes(from, 4)?;
         <[u8; 4]>::try_from(&*bytes).ok().map(u32::from_ne_bytes)
     }
 
-    /// Writes bytes, and pads the last slot with zeros.
+    /// Writes bytes from the register `to` on, and pads the last register with zeros.
     pub(super) fn write(&mut self, to: Register, bytes: &[Option<u8>]) {
         let at = usize::from(to.place()) * 4;
         let filled = bytes.len().next_multiple_of(4);
@@ -58,7 +58,7 @@ impl Registers {
     }
 }
 
-/// Computes `(from & mask) ^ xor`. A byte that the mask clears becomes known.
+/// Computes `(from & mask) ^ xor`. A byte that the mask clears is known, even if it was unknown.
 pub(super) fn masked(from: &[Option<u8>], mask: &[u8], xor: &[u8]) -> PartialBytes {
     let bytes = from.iter().zip(mask).zip(xor);
     bytes
@@ -69,8 +69,8 @@ pub(super) fn masked(from: &[Option<u8>], mask: &[u8], xor: &[u8]) -> PartialByt
         .collect()
 }
 
-/// Reverses the bytes of each `size`-byte number on a little-endian machine. On a big-endian
-/// machine, returns the bytes unchanged.
+/// Converts each `size`-byte number between host and network byte order: reverses its bytes on a
+/// little-endian machine, and keeps them on a big-endian one.
 pub(super) fn turned(from: &[Option<u8>], size: usize) -> PartialBytes {
     let size = if cfg!(target_endian = "little") {
         size.max(1)
@@ -81,7 +81,7 @@ pub(super) fn turned(from: &[Option<u8>], size: usize) -> PartialBytes {
     numbers.flat_map(|one| one.iter().rev().copied()).collect()
 }
 
-/// Compares bytes. Returns `None` if the result depends on unknown bytes.
+/// Compares bytes. Returns `None` if the result depends on an unknown byte.
 pub(super) fn compare(found: &[Option<u8>], how: Comparison, with: &[u8]) -> Option<bool> {
     let differs = |(byte, with): (&Option<u8>, &u8)| byte.is_some_and(|byte| byte != *with);
     let is_other = found.iter().zip(with).any(differs);
@@ -120,9 +120,9 @@ mod tests {
             registers.bytes(Register::FIRST, 4).unwrap()[..],
             [10, 0, 0, 1]
         );
-        // The last slot is padded with zeros.
+        // The last register is padded with zeros.
         assert_eq!(registers.read(at(4), 4)[..], [None, None, Some(0), Some(0)]);
-        // The bytes extend beyond the last slot.
+        // These bytes extend beyond the last register.
         registers.put(at(60), &[1; 16]);
         assert_eq!(registers.read(at(60), 8)[3..5], [Some(1), None]);
     }

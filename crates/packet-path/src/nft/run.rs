@@ -1,4 +1,4 @@
-//! State of a rule during its evaluation.
+//! State of an nf_tables rule while it is evaluated.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -11,53 +11,53 @@ use crate::branch::Branch;
 use crate::kernel::Kernel;
 use crate::packet::SourceNat;
 
-/// Evaluation of one base chain.
+/// Evaluation of one base chain for a packet.
 pub(super) struct Evaluation<'a, R> {
     pub(super) asked: &'a mut CachedReader<R>,
     pub(super) kernel: &'a dyn Kernel,
-    /// Number of rules and choices that may still be evaluated.
+    /// Number of rules and choices that may still be evaluated before the evaluation stops.
     pub(super) budget: usize,
 }
 
-/// A rule during its evaluation on one path.
+/// State of a rule while it is evaluated on one path.
 #[derive(Debug, Clone)]
 pub(super) struct Run {
-    /// Index of the rule's next expression.
+    /// Index of the expression that is evaluated next.
     pub(super) at: usize,
     pub(super) branch: Branch,
     pub(super) registers: Registers,
     /// Effects of the rule on the packet so far.
     pub(super) did: Vec<Effect>,
-    /// Elements matched in anonymous sets, each with the index of its expression.
+    /// Matched elements of anonymous sets, each with the index of the expression that looked it up.
     pub(super) found: Vec<(usize, Element)>,
-    /// Elements matched in named sets, as text.
+    /// Matched elements of named sets, as texts for the user.
     pub(super) members: Vec<String>,
-    /// Number of endpoints among which the rule chooses at random, or `None` without a random
-    /// choice.
+    /// Number of alternatives of the rule's random choice, or `None` if it makes none.
     pub(super) choices: Option<u32>,
-    /// Reason why the rule's outcome is unknown. The `bool` is true if this path assumes a match.
+    /// Doubt about the rule's match: true if this path assumes a match, and the reason. `None` if
+    /// the outcome is certain.
     pub(super) doubt: Option<(bool, Arc<str>)>,
 }
 
 /// An effect of a rule on a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// Change of the packet's mark: the value before, and the value after.
+    /// The packet mark changed from the first to the second value.
     Mark(u32, u32),
-    /// New destination address and port of the packet.
+    /// The packet's destination changed to this address and port.
     Destination(IpAddr, u16),
-    /// Decision that the packet keeps its destination. Later rules cannot change the destination.
+    /// The packet keeps its destination, and no later nat chain can change it.
     Kept,
-    /// Redirection to this node: the node's address on the input interface, and the port. The
-    /// address is `None` if the interface has no address.
+    /// The packet is redirected to this port of the node, at this address of the input interface.
+    /// The address is `None` if the interface has none.
     Redirected(Option<IpAddr>, u16),
-    /// New source address of the packet.
+    /// The packet's source changed.
     Source(SourceNat),
-    /// Addition of an element to the set with this name.
+    /// The rule added an element to the set with this name.
     Noted(nftables_netlink::Name),
-    /// Deletion of an element from the set with this name.
+    /// The rule deleted an element from the set with this name.
     Forgotten(nftables_netlink::Name),
-    /// Exclusion of the packet from connection tracking.
+    /// The packet is excluded from connection tracking (`notrack`).
     Untracked,
 }
 
@@ -72,9 +72,9 @@ impl Effect {
 
 /// Result of evaluating a rule on one path.
 pub(super) enum RuleResult {
-    /// The rule ended: without a match, after its last expression, or with a verdict.
+    /// The rule has ended, with its verdict. `None` means that the next rule follows.
     Ended(Box<Run>, Option<Verdict>),
-    /// The rule splits, and continues on each of these paths.
+    /// The path splits, and the rule continues on each of these paths.
     Fork(Vec<Run>),
 }
 
@@ -93,19 +93,19 @@ impl Run {
     }
 }
 
-/// Result of evaluating one expression of a rule.
+/// Result of evaluating one expression of a rule on one path.
 pub(super) enum ExpressionResult {
     On,
     Missed,
     Ended(Option<Verdict>),
-    /// The expression's outcome is unknown, for this reason.
+    /// The match is unknown, because of missing data. The text is the reason.
     Open(&'static str),
-    /// The expression's outcome is unknown, because the expression is not supported.
+    /// The match is unknown, because this program does not support the expression.
     NotUnderstood,
-    /// The expression changes the packet in an unknown way.
+    /// The expression may change the packet in an unknown way.
     Lost,
-    /// A random choice. The fields are the number of alternatives, the first number, and the
-    /// register that receives the chosen number.
+    /// A random choice: the number of alternatives, the first number, and the register for the
+    /// chosen number.
     Choose(u32, u32, Register),
 }
 

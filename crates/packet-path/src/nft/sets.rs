@@ -1,8 +1,8 @@
-//! Look-ups in anonymous sets.
+//! Looks up keys in anonymous sets, and in other sets in memory.
 
 use nftables_netlink::{AnonymousSet, DataType, Element};
 
-/// Returns the element that contains a key, if any.
+/// Returns the element of a set that contains `key`, if any.
 pub(super) fn find<'a>(set: &'a AnonymousSet, key: &[u8]) -> Option<&'a Element> {
     let mut elements = set.elements.iter();
     if !set.intervals {
@@ -13,12 +13,12 @@ pub(super) fn find<'a>(set: &'a AnonymousSet, key: &[u8]) -> Option<&'a Element>
         return elements.find(|element| is_within(element, key, &parts));
     }
     let before = elements.filter(|element| element.key[..] <= *key);
-    // At the same key, the beginning of a range takes precedence over the end of another range.
+    // If one range ends at the key at which another begins, the beginning takes precedence.
     let last = before.max_by_key(|element| (&element.key, !element.ends_interval));
     last.filter(|element| !element.ends_interval)
 }
 
-/// Returns the byte positions of each part of a key.
+/// Returns the byte range of each field of a key.
 fn parts(types: &[DataType]) -> Vec<std::ops::Range<usize>> {
     let mut at = 0;
     let range = |part: &DataType| {
@@ -29,7 +29,7 @@ fn parts(types: &[DataType]) -> Vec<std::ops::Range<usize>> {
     types.iter().map(range).collect()
 }
 
-/// Returns true if each part of the key is in its range.
+/// Reports whether each field of a key is in the element's range for this field.
 fn is_within(element: &Element, key: &[u8], parts: &[std::ops::Range<usize>]) -> bool {
     let last = element.key_end.as_ref().unwrap_or(&element.key);
     parts.iter().all(|part| {
@@ -79,7 +79,7 @@ mod tests {
         let is_in = |key: [u8; 2]| find(&ports, &key).is_some();
         assert!(is_in([1, 0]) && is_in([1, 255]) && is_in([255, 255]));
         assert!(!is_in([0, 0]) && !is_in([0, 255]) && !is_in([2, 0]) && !is_in([8, 255]));
-        // One range begins where another range ends.
+        // The second range begins where the first one ends.
         let joined = [
             element(&[1, 0]),
             end(&[2, 0]),
@@ -99,7 +99,7 @@ mod tests {
         let is_in = |proto, port| find(&ranges, &[proto, 0, 0, 0, 0, port, 0, 0]).is_some();
         assert!(is_in(6, 80) && is_in(17, 90) && is_in(10, 85));
         assert!(!is_in(6, 91) && !is_in(18, 85));
-        // The key is too short.
+        // This key is too short to have both fields.
         assert!(find(&ranges, &[6]).is_none());
     }
 }

@@ -15,7 +15,7 @@ use crate::packet::{Interface, Packet};
 
 const TABLE: &str = "t";
 
-/// Fake kernel without any state.
+/// Fake kernel in which no query succeeds.
 struct EmptyKernel;
 
 fn unread() -> ReadFailure {
@@ -178,11 +178,12 @@ fn a_service_is_found_among_many_by_lookup() {
         ["services 10.96.0.7 . tcp . 80 : goto service-7"]
     );
     assert_eq!(steps[1].place, "table ip t, chain service-7");
-    // Four queries suffice: two queries for chains, one for the set, and one for the element.
+    // Of 50,000 Services, the walk needs four queries: the rules of two chains, one set, and one
+    // element.
     assert_eq!(held.asked, 4);
 }
 
-/// Returns the test `meta skuid 5`, whose result is unknown: the packet has no sending socket yet.
+/// Returns the test `meta skuid 5`, whose result is unknown, because the packet has no socket yet.
 fn unknown() -> Vec<Expression> {
     vec![
         Expression::Meta {
@@ -233,7 +234,7 @@ fn both_outcomes_of_an_unknown_match_are_followed_only_if_they_differ() {
 
 #[test]
 fn the_number_of_followed_paths_is_limited() {
-    // Each of 40 rules may mark the packet or not, which gives 2^40 paths.
+    // Each of 40 rules may set the mark or not, which gives 2^40 paths.
     let mark = |bit: u32| {
         let mut expressions = unknown();
         expressions.push(Expression::Immediate {
@@ -251,7 +252,7 @@ fn the_number_of_followed_paths_is_limited() {
     assert!(branches.iter().any(is_unknown));
     assert!(branches.len() < 2 * evaluate::BUDGET, "{}", branches.len());
 
-    // Each of two rules jumps back to this chain. The kernel would refuse such a loop.
+    // Both rules jump back to their own chain. The kernel would refuse such a loop.
     let jump = || rule(vec![Expression::Verdict(Verdict::Jump("input".into()))]);
     let branches = walk(&mut held(vec![jump(), jump()]));
     assert!(branches.iter().all(is_unknown));
@@ -469,7 +470,7 @@ proptest! {
         held.add_set(Family::Ip, TABLE, &services(SetKind::Verdicts), elements);
         let branches = walk(&mut held);
         prop_assert!(!branches.is_empty());
-        // If no rule has an unknown outcome, the probabilities of all paths add up to 1.
+        // If no outcome is unknown, the probabilities of all paths add up to 1.
         if branches.iter().all(|of| of.doubts.is_empty()) {
             let chance: f64 = branches.iter().map(|of| of.chance).sum();
             prop_assert!((chance - 1.0).abs() < 1e-6, "{}", chance);

@@ -1,4 +1,4 @@
-//! Expressions that translate a packet's destination or source.
+//! Expressions of nf_tables that translate a packet's source or destination address.
 
 use std::net::IpAddr;
 
@@ -30,7 +30,7 @@ impl Run {
         match did {
             Some(did) => {
                 self.did.push(did);
-                // Ends the chain after a translation, as the verdict accept does.
+                // A translation ends the chain, like the verdict accept.
                 ExpressionResult::Ended((self.branch.end.is_none()).then_some(Verdict::Accept))
             }
             None => ExpressionResult::Lost,
@@ -59,7 +59,7 @@ impl Run {
             Some(iif) => evaluation.kernel.address_of(iif, packet.source).ok()?,
         };
         if address.is_none() {
-            // Drops the packet like the kernel: the interface has no address for the redirection.
+            // The interface has no address for the redirection, so the kernel drops the packet.
             self.branch.end = Some(End::Dropped);
         } else {
             packet.translate(address, port);
@@ -69,7 +69,7 @@ impl Run {
     }
 
     /// Returns the port in a register. Returns `Some(None)` if no register is given, and `None` if
-    /// the port is unknown.
+    /// the register's content is unknown.
     #[allow(
         clippy::option_option,
         reason = "whether it is known, and whether there is one"

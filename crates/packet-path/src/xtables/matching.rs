@@ -1,4 +1,4 @@
-//! Matches a packet against a rule.
+//! Matches a packet against an iptables rule.
 
 use std::net::IpAddr;
 
@@ -11,28 +11,27 @@ use crate::bridge::comes_by_port;
 use crate::kernel::{AddressType, Kernel, ReadFailure, SetKey};
 use crate::packet::{Interface, Packet, SourceNat, Tracking};
 
-/// Outcome of matching a packet against a rule, with the set members that matched.
+/// Result of a match, with the set members that matched.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct RuleMatch {
     pub(super) how: MatchResult,
     pub(super) members: Vec<String>,
-    /// True if a test of the match `recent` assumed a new client, which is not in the match's list.
+    /// True if a test of `-m recent` has assumed that the client is not in its list yet.
     pub(super) is_new_client: bool,
 }
 
-/// Outcome of matching a packet against a rule.
+/// Result of matching a packet against a rule.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum MatchResult {
     No,
     Yes,
-    /// The rule matches with this probability, less than 1.
+    /// The rule matches with this probability, between 0 and 1.
     Chance(f64),
-    /// The outcome of the rule is unknown, for this reason.
+    /// The result is unknown, for this reason.
     Unknown(String),
 }
 
-/// Evaluates all tests of a rule. Tests that need only the packet run first, and tests that need
-/// kernel queries run last.
+/// Evaluates all tests of a rule. Tests that query the kernel come last.
 pub(super) fn fit(rule: &Rule, packet: &Packet, kernel: &dyn Kernel) -> RuleMatch {
     let mut fit = RuleMatch {
         how: MatchResult::Yes,
@@ -134,7 +133,7 @@ fn ask(
     Ok(TestResult::from(is != test.is_inverted))
 }
 
-/// Returns the TCP flags of the first packet of a connection, or of the reply.
+/// Returns the TCP flags of a connection's first packet (SYN) or of the reply (SYN, ACK).
 fn flags(packet: &Packet) -> u8 {
     match packet.reply {
         None => super::SYN,
@@ -156,7 +155,8 @@ fn interface(side: Side, packet: &Packet) -> Option<&Interface> {
     }
 }
 
-/// Compares a name with a pattern. A missing interface has an empty name.
+/// Compares an interface's name with a pattern such as `eth+`. A missing interface has an empty
+/// name.
 fn is_named(interface: Option<&Interface>, pattern: &str) -> bool {
     let name = interface.map_or("", |interface| &interface.name);
     match pattern.strip_suffix('+') {
@@ -173,8 +173,8 @@ fn is_port(
     let is = |port: u16| ranges.iter().any(|range| range.contains(&port));
     let of = |port: Option<u16>, lowest: u16, which: &str| match port {
         Some(port) => Ok(is(port)),
-        // The port is unknown, but it is an ephemeral port: `lowest` or higher. The result is known
-        // if the ranges include no ephemeral port, or if one range includes all of them.
+        // The port is unknown, but ephemeral: `lowest` or higher. The result is known if all ranges
+        // are below, or if one range contains all ephemeral ports.
         None if ranges.iter().all(|range| *range.end() < lowest) => Ok(false),
         None if ranges
             .iter()
@@ -194,10 +194,10 @@ fn is_port(
     }
 }
 
-/// Lowest port that a client may choose.
+/// Lowest port that a client is assumed to send from.
 const EPHEMERAL: u16 = 1024;
-/// Lowest port that a reply is assumed to have as its destination: Linux's default for ephemeral
-/// ports (`ip_local_port_range`). Other systems begin at 49152.
+/// Lowest port that a reply is assumed to go to: the start of Linux's ephemeral ports
+/// (`ip_local_port_range`). Other systems start at 49152.
 const ANSWERED: u16 = 32_768;
 
 fn is_in(state: ConntrackState, packet: &Packet) -> bool {
@@ -236,8 +236,8 @@ fn is_of_type(
     Ok(types.iter().any(|wanted| wanted == name))
 }
 
-/// Returns the set member that matches the packet. `sides` selects the packet's source or
-/// destination for each part of the member.
+/// Returns the ipset member that matches the packet. `sides` selects source or destination for each
+/// part of the member.
 fn member(
     set: &str,
     sides: &[Side],
@@ -253,8 +253,8 @@ fn member(
     kernel.member(set, &key).map_err(|unread| told(&unread))
 }
 
-/// Returns the set member that matches the packet, and the member's mark. `sides` selects the
-/// packet's source or destination for each part of the member.
+/// Returns the ipset member that matches the packet, with its mark. `sides` selects source or
+/// destination for each part of the member.
 pub(super) fn marked_member(
     set: &str,
     sides: &[Side],
@@ -272,14 +272,14 @@ pub(super) fn marked_member(
     Ok(mark.map(|mark| (member, mark)))
 }
 
-/// Returns the key for a set of the type `type_name`. Returns `None` if the packet cannot be a
-/// member.
+/// Returns the packet's key for a set of the type `type_name`. Returns `None` if the rule names too
+/// few sides, so that it never matches.
 fn key(type_name: &str, sides: &[Side], packet: &Packet) -> Result<Option<SetKey>, String> {
     let unknown = || format!("sets of type {type_name} are not understood");
     let (_, parts) = type_name.split_once(':').ok_or_else(unknown)?;
     let mut key = SetKey::default();
     for (index, part) in parts.split(',').enumerate() {
-        // A rule that names too few sides (`src`, `dst`) never matches, as in the kernel.
+        // As in the kernel, a rule that names too few sides (`src`, `dst`) never matches.
         let Some(side) = sides.get(index) else {
             return Ok(None);
         };
@@ -288,8 +288,8 @@ fn key(type_name: &str, sides: &[Side], packet: &Packet) -> Result<Option<SetKey
             "ip" | "net" => key.ip2 = Some(address(*side, packet)),
             "port" => {
                 let port = match side {
-                    // The destination port of a reply is the client's port, which is unknown. Uses
-                    // a typical ephemeral port instead, and assumes that no set has this port.
+                    // The destination port of a reply is unknown. Assumes an ordinary ephemeral
+                    // port, which no set should contain.
                     Side::Destination => packet.destination_port().unwrap_or(Packet::CLIENT_PORT),
                     Side::Source => packet.source_port.ok_or("it depends on the source port")?,
                 };
@@ -328,7 +328,7 @@ fn told(unread: &ReadFailure) -> String {
     unread.to_string()
 }
 
-/// Describes a translation of the source address for the user.
+/// Describes a source translation, as text for the user.
 pub(super) fn source_words(nat: &SourceNat) -> String {
     match nat {
         SourceNat::To(Some(address), _) => format!("its source becomes {address}"),

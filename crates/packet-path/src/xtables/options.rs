@@ -1,4 +1,4 @@
-//! Parses the words of a rule, option by option.
+//! Parses the options of an iptables rule into tests and a target.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use iptables::Words;
 use super::rule::{Bridge, ConntrackState, Ipvs, PortSide, Property, Rule, Side, Target, Test};
 use super::targets::{self, RemainingWords, masked, sides};
 
-/// Supported matches. All options of an unsupported match form one unsupported test.
+/// Supported match extensions (`-m`). All options of another match form one unsupported test.
 const MODULES: [&str; 17] = [
     "comment",
     "tcp",
@@ -31,7 +31,8 @@ const MODULES: [&str; 17] = [
     "icmp",
 ];
 
-/// Parses the options after `-A CHAIN`. Keeps unsupported options as text.
+/// Parses the words of a rule after `-A CHAIN`. Unsupported options become tests with unknown
+/// outcome.
 pub(super) fn read(words: Words<'_>) -> Rule {
     let mut words = words.peekable();
     let mut parser = RuleParser::default();
@@ -48,7 +49,7 @@ pub(super) fn read(words: Words<'_>) -> Rule {
                 target = Target::Goto(words.next().unwrap_or_default().into_owned());
                 break;
             }
-            // Skips counters in the format of `iptables -S -v`.
+            // Skips the two counters that `-c` has in the format of `iptables -S -v`.
             "-c" => {
                 words.next();
                 words.next();
@@ -63,15 +64,16 @@ pub(super) fn read(words: Words<'_>) -> Rule {
     }
 }
 
-/// State of parsing a rule.
+/// State of the parser within one rule.
 #[derive(Debug, Default)]
 struct RuleParser {
     tests: Vec<Test>,
     is_inverted: bool,
     module: String,
-    /// Options of the match `ipvs` so far. Together, they form one test. The field `recent`
-    /// collects the options of the match `recent` in this way, too.
+    /// Options of the match `ipvs` so far, which together form one test.
     ipvs: Option<Ipvs>,
+    /// Options of the match `recent` so far, which together form one test: true if it searches its
+    /// list, and the name of the list.
     recent: Option<(bool, String)>,
     types: Vec<(Side, Vec<String>, bool)>,
     limit: Option<Side>,
@@ -95,7 +97,7 @@ impl RuleParser {
         }
     }
 
-    /// Ends a match: adds the tests that its options form together.
+    /// Ends the current match: adds the tests that several of its options form together.
     fn end(&mut self) {
         if let Some(ipvs) = self.ipvs.take() {
             self.push(Property::Ipvs(ipvs));
@@ -127,7 +129,7 @@ impl RuleParser {
     fn option(&mut self, option: &str, words: &mut RemainingWords<'_>) {
         match self.known(option, words) {
             Some(Some(ask)) => self.push(ask),
-            // The option completes an earlier option, or tests nothing by itself.
+            // The option only completes a test of several options, or tests nothing.
             Some(None) => self.is_inverted = false,
             None => {
                 let mut text = option.to_owned();
@@ -140,8 +142,8 @@ impl RuleParser {
         }
     }
 
-    /// Parses an option. Returns `None` if the option is not supported, and `Some(None)` if it
-    /// tests nothing by itself.
+    /// Parses an option of the current match. Returns `None` if it is not supported, and
+    /// `Some(None)` if it adds no test by itself.
     #[allow(clippy::option_option, reason = "three cases, named above")]
     fn known(&mut self, option: &str, words: &mut RemainingWords<'_>) -> Option<Option<Property>> {
         let flag = match (&*self.module, option) {
@@ -179,7 +181,7 @@ impl RuleParser {
         Some(read)
     }
 
-    /// Parses an option with values, and consumes them if the option is supported.
+    /// Parses an option with values. Consumes the values if the option is supported.
     #[allow(clippy::option_option, reason = "as of `known`")]
     fn valued(
         &mut self,
@@ -198,7 +200,7 @@ impl RuleParser {
                 0 => Property::Always(true),
                 number => Property::Protocol(number),
             },
-            // These options test nothing by themselves.
+            // These options do not change the test's outcome for a first packet.
             ("comment", "--comment")
             | ("statistic", "--mode" | "--packet")
             | ("recent", "--seconds" | "--hitcount" | "--mask") => {
@@ -215,7 +217,7 @@ impl RuleParser {
             }
             ("multiport", "--ports") => Property::Ports(PortSide::Either, ports(value)?),
             ("tcp", "--tcp-flags") => return flags(words),
-            // Never matches, because this crate does not follow ICMP packets.
+            // This crate does not follow ICMP packets, so the test never matches.
             ("icmp", "--icmp-type" | "--icmpv6-type") => Property::Always(false),
             ("conntrack", "--ctstate") | ("state", "--state") => Property::State(states(value)?),
             ("conntrack", "--ctstatus") => Property::State(statuses(value)?),
@@ -283,7 +285,7 @@ impl RuleParser {
             "--vproto" => ipvs.protocol = Some((protocol(value)?, is_wanted)),
             "--vaddr" => ipvs.address = Some((network(value)?, is_wanted)),
             "--vport" => ipvs.port = Some((value.parse().ok()?, is_wanted)),
-            // Accepts only the usual values. A first packet has direction ORIGINAL, and every
+            // Accepts only usual values: a first packet has the direction ORIGINAL, and every
             // kube-proxy uses IPVS's forwarding method MASQ.
             "--vdir" if value == "ORIGINAL" && is_wanted => {}
             "--vmethod" if value == "MASQ" && is_wanted => {}
@@ -307,7 +309,7 @@ fn flags(words: &mut RemainingWords<'_>) -> Option<Option<Property>> {
     Some(Some(Property::TcpFlags(mask, set)))
 }
 
-/// Returns true if a word begins an option outside of the current match.
+/// Reports whether a word begins an option outside of the current match.
 fn is_next(word: &str) -> bool {
     matches!(
         word,
@@ -315,7 +317,7 @@ fn is_next(word: &str) -> bool {
     )
 }
 
-/// Parses an address, a network, or an address with a netmask.
+/// Parses an address, optionally with a prefix length or a netmask.
 fn network(text: &str) -> Option<IpNet> {
     if let Ok(net) = text.parse() {
         return Some(net);
@@ -328,7 +330,7 @@ fn network(text: &str) -> Option<IpNet> {
     }
 }
 
-/// Parses a protocol name or number. The number 0 means all protocols.
+/// Parses a protocol name or an IANA number. The number 0 stands for all protocols.
 fn protocol(text: &str) -> Option<u8> {
     const NAMES: [(&str, u8); 12] = [
         ("all", 0),
@@ -348,7 +350,7 @@ fn protocol(text: &str) -> Option<u8> {
     named.map_or_else(|| text.parse().ok(), |(_, number)| Some(*number))
 }
 
-/// Parses port lists such as `80`, `80:90` or `80,443,8000:8080`.
+/// Parses ports and ranges of ports, such as `80`, `80:90` or `80,443,8000:8080`.
 fn ports(text: &str) -> Option<Vec<RangeInclusive<u16>>> {
     text.split(',').map(range).collect()
 }
@@ -388,8 +390,8 @@ fn states(text: &str) -> Option<Vec<ConntrackState>> {
     text.split(',').map(state).collect()
 }
 
-/// Parses connection statuses. A first packet has no status, because its connection is not
-/// confirmed yet.
+/// Parses connection statuses (`--ctstatus`). A first packet has none of them, because its
+/// connection is not confirmed yet.
 fn statuses(text: &str) -> Option<Vec<ConntrackState>> {
     let status = |name| match name {
         "SEEN_REPLY" | "CONFIRMED" => Some(ConntrackState::Established),

@@ -1,90 +1,90 @@
-//! One rule of `iptables-save`, parsed into tests and a target.
+//! A rule of `iptables-save`, parsed into tests and a target.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
 use ipnet::IpNet;
 
-/// A rule of iptables: its tests and its target.
+/// An iptables rule: its tests and its target.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Rule {
-    /// Tests that a packet must all pass before the target applies.
+    /// Tests that a packet must all pass for the target to apply.
     pub(super) tests: Vec<Test>,
-    /// Target that applies to a packet that passes all tests.
+    /// Action for a packet that passes all tests.
     pub(super) target: Target,
 }
 
-/// One test of a rule.
+/// One test of an iptables rule.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Test {
-    /// True if the test is negated (`!`).
+    /// True for a negated test (`!`).
     pub(super) is_inverted: bool,
-    /// Property to test.
+    /// Property that the test compares.
     pub(super) property: Property,
 }
 
-/// A property that a rule can test.
+/// A property of a packet that a test compares.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Property {
-    /// Network that must contain the source or destination address (`-s`, `-d`).
+    /// Source or destination address in this network (`-s`, `-d`).
     Address(Side, IpNet),
-    /// Name of an interface (`-i`, `-o`). A final `+` matches any suffix.
+    /// Input or output interface with this name (`-i`, `-o`). A final `+` matches any suffix.
     Interface(Side, String),
-    /// IANA protocol number of the packet (`-p`).
+    /// IANA protocol number (`-p`).
     Protocol(u8),
-    /// Ranges that must contain the source or destination port (`--sport`, `--dports`, ...).
+    /// Source or destination port in one of these ranges (`--sport`, `--dports`, ...).
     Ports(PortSide, Vec<RangeInclusive<u16>>),
-    /// Connection states, one of which the packet must have (`--ctstate`, `--state`).
+    /// One of these states in connection tracking (`--ctstate`, `--state`).
     State(Vec<ConntrackState>),
-    /// Direction in the connection (`--ctdir`), true for replies.
+    /// Direction in the connection (`--ctdir`): true for replies.
     IsAnswer(bool),
-    /// Network that must contain the address before translation (`--ctorigdst`, `--ctorigsrc`).
+    /// Address before translation in this network (`--ctorigdst`, `--ctorigsrc`).
     OriginalAddress(Side, IpNet),
-    /// Range that must contain the destination port before translation (`--ctorigdstport`).
+    /// Destination port before translation in this range (`--ctorigdstport`).
     OriginalPort(RangeInclusive<u16>),
-    /// Value and mask of the packet's mark (`--mark`).
+    /// Packet mark with this value under this mask (`--mark`).
     Mark(u32, u32),
-    /// Value and mask of the connection's mark (`-m connmark --mark`).
+    /// Connection mark with this value under this mask (`-m connmark --mark`).
     ConnectionMark(u32, u32),
-    /// Type of an address (`--src-type`, `--dst-type`). The last field, if set, limits the test to
+    /// Address of one of these types (`--src-type`, `--dst-type`). With a last field, only
     /// addresses of the input interface (`Side::Source`) or of the output interface
-    /// (`Side::Destination`).
+    /// (`Side::Destination`) count as local.
     AddressType(Side, Vec<String>, Option<Side>),
-    /// Membership in an ipset (`--match-set`): the set's name, and for each part of a member,
-    /// whether the packet's source or destination must match.
+    /// Member of the ipset with this name (`--match-set`). Each side selects source or destination
+    /// for one part of the member.
     Set(String, Vec<Side>),
-    /// Test of the packet's bridge ports (`--physdev-is-in` and similar options).
+    /// Bridge ports of the packet (`--physdev-is-in` and similar options).
     Bridge(Bridge),
-    /// IPVS properties that the packet must have (`-m ipvs`).
+    /// IPVS virtual server that has sent the packet (`-m ipvs`).
     Ipvs(Ipvs),
-    /// Probability with which the test passes (`-m statistic`).
+    /// Random choice with this probability (`-m statistic`).
     Chance(f64),
-    /// List that must contain the source (`-m recent` with `--rcheck` or `--update`).
+    /// Source address in the list with this name (`-m recent` with `--rcheck` or `--update`).
     Remembered(String),
-    /// TCP flags: the tested flags, and the subset that must be set.
+    /// TCP flags: a mask of compared flags, and those of them that are set.
     TcpFlags(u8, u8),
-    /// Constant that matches every packet (true) or none (false).
+    /// Constant: true for every packet, or for none.
     Always(bool),
-    /// An unsupported test, as text.
+    /// An unsupported property, as the text of its options.
     Unknown(String),
 }
 
-/// Source or destination of a packet. For interfaces, the input or output interface.
+/// Source or destination of a packet, or its input or output interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
     Source,
     Destination,
 }
 
-/// Ports of a packet that a test compares.
+/// Ports of a packet that a test compares with its ranges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PortSide {
     Of(Side),
-    /// Source port and destination port. A packet passes the test if one of its two ports matches.
+    /// Source and destination port, of which one must be in a range.
     Either,
 }
 
-/// State of a packet or connection in connection tracking.
+/// State or status in connection tracking that a test accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConntrackState {
     New,
@@ -92,21 +92,22 @@ pub(super) enum ConntrackState {
     Untracked,
     Dnat,
     Snat,
-    /// State of a reply: `ESTABLISHED`, `SEEN_REPLY`, `CONFIRMED`.
+    /// State or status of a reply: `ESTABLISHED`, `SEEN_REPLY`, `CONFIRMED`.
     Established,
-    /// State that neither the first packet nor its reply has: `RELATED`, `EXPECTED`, `ASSURED`.
+    /// State or status that neither a first packet nor its reply has: `RELATED`, `EXPECTED`,
+    /// `ASSURED`.
     Later,
 }
 
-/// A test of bridge ports.
+/// A test of the packet's bridge ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Bridge {
     IsIn,
-    /// The packet leaves by a bridge port. False for every routed packet.
+    /// The packet leaves through a bridge port, which no routed packet does.
     IsOut,
 }
 
-/// Options of `-m ipvs`. The `bool` of an option is false if the option is negated.
+/// Options of `-m ipvs`. Each `bool` is false for a negated option.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Ipvs {
     pub(super) protocol: Option<(u8, bool)>,
@@ -114,43 +115,42 @@ pub(super) struct Ipvs {
     pub(super) port: Option<(u16, bool)>,
 }
 
-/// Effect of a rule on matching packets.
+/// Action of a rule for packets that pass its tests.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Target {
-    /// The rule has no target, so it only counts packets.
+    /// No target: the rule only counts packets.
     None,
     Accept,
     Drop,
     Return,
-    /// The rule rejects the packet with this ICMP type or TCP reset, such as
-    /// `icmp-port-unreachable`.
+    /// Rejects the packet with this message, such as `ICMP port unreachable`.
     Reject(String),
-    /// Sets the mark to `(mark & !mask) ^ value`.
+    /// Sets the packet mark to `(mark & !mask) ^ value`.
     Mark {
         value: u32,
         mask: u32,
     },
-    /// Sets the packet's mark to the mark of a member of this ipset. Each side selects the packet's
+    /// Sets the packet mark to the mark of the matching member of this ipset. Each side selects
     /// source or destination for one part of the member.
     MapMark(String, Vec<Side>),
     ConnectionMark(ConnectionMark),
     Masquerade,
     Snat(Nat),
     Dnat(Nat),
-    /// Redirection to this node, and to this port if one is given.
+    /// Redirects the packet to this node, at this port or, with `None`, at the packet's own port.
     Redirect(Option<u16>),
     NoTrack,
-    /// Target with this name, which has no effect on the packet's path.
+    /// A target with this name that does not affect the packet's path.
     Harmless(String),
-    /// Calls this chain. The packet may return to the calling chain.
+    /// Calls this chain, from which the packet may return.
     Jump(String),
-    /// Continues in this chain without returning.
+    /// Continues in this chain, from which the packet does not return to the current one.
     Goto(String),
-    /// An unsupported target, as text.
+    /// An unsupported target, as the text of its options.
     Unknown(String),
 }
 
-/// Change to the marks of packets and connections.
+/// Change of a connection mark, or of the packet mark from it (`CONNMARK`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConnectionMark {
     Set { value: u32, mask: u32 },
@@ -158,7 +158,7 @@ pub(super) enum ConnectionMark {
     Restore { from: u32, to: u32 },
 }
 
-/// New address and port of a translation.
+/// New address and port of a translation. `None` keeps the address or the port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Nat {
     pub(super) address: Option<IpAddr>,
@@ -166,7 +166,7 @@ pub(super) struct Nat {
 }
 
 impl Property {
-    /// Returns true if the test needs a kernel query.
+    /// Reports whether the test needs a query to the kernel.
     pub(super) fn is_dear(&self) -> bool {
         matches!(
             self,

@@ -1,4 +1,4 @@
-//! Parses the targets of rules.
+//! Parses the targets of iptables rules.
 
 use std::borrow::Cow;
 use std::iter::Peekable;
@@ -8,7 +8,7 @@ use iptables::Words;
 
 use super::rule::{ConnectionMark, Nat, Side, Target};
 
-/// Targets that do not affect a packet's path.
+/// Names of targets that do not affect a packet's path.
 const HARMLESS: [&str; 17] = [
     "LOG",
     "NFLOG",
@@ -28,10 +28,9 @@ const HARMLESS: [&str; 17] = [
     "TOS",
     "TTL",
 ];
-/// Target that iptables prints for an nft rule that it cannot express.
+/// Name that iptables prints for a target of an nft rule that iptables cannot express.
 pub(super) const WORDLESS: &str = "[nft]";
-/// Targets of the kernel that this crate does not support. Any other unknown target name is a
-/// chain.
+/// Names of targets that this crate does not support. A name that is in no list is a chain.
 const UNKNOWN: [&str; 14] = [
     WORDLESS,
     "BALANCE",
@@ -49,7 +48,7 @@ const UNKNOWN: [&str; 14] = [
     "TPROXY",
 ];
 
-/// Parses a target and its options.
+/// Parses a target with its options, which are the last words of a rule.
 pub(super) fn read(name: &str, words: &mut RemainingWords<'_>) -> Target {
     let options: Vec<Cow<'_, str>> = words.collect();
     let unknown = || {
@@ -71,8 +70,8 @@ pub(super) fn read(name: &str, words: &mut RemainingWords<'_>) -> Target {
         "MASQUERADE" => Some(Target::Masquerade),
         "NOTRACK" => Some(Target::NoTrack),
         "CT" if options.iter().any(|option| option == "--notrack") => Some(Target::NoTrack),
-        // A rule without `--notrack` sets a helper, a zone or a timeout, which do not affect the
-        // packet's path.
+        // Without `--notrack`, the target sets a helper, a zone or a timeout, which this crate does
+        // not support.
         "CT" => None,
         "REJECT" => {
             let with = value("--reject-with").unwrap_or("icmp-port-unreachable");
@@ -94,7 +93,8 @@ pub(super) fn read(name: &str, words: &mut RemainingWords<'_>) -> Target {
     read.unwrap_or_else(unknown)
 }
 
-/// Returns the message of a REJECT.
+/// Returns the message that the sender of a rejected packet gets, from the value of
+/// `--reject-with`.
 fn message(with: &str) -> String {
     match with {
         "tcp-reset" => "a TCP reset".to_owned(),
@@ -127,14 +127,14 @@ fn mark<'a>(value: &impl Fn(&str) -> Option<&'a str>) -> Option<Target> {
     Some(Target::Mark { value, mask })
 }
 
-/// Parses `--map-set SET dst,dst --map-mark`. Other options of the target do not affect the path.
+/// Parses `--map-set SET dst,dst --map-mark`. Other options do not affect the packet's path.
 fn map_mark(options: &[Cow<'_, str>]) -> Option<Target> {
     let at = options.iter().position(|option| option == "--map-set")?;
     let sides = sides(options.get(at + 2)?)?;
     Some(Target::MapMark(options.get(at + 1)?.to_string(), sides))
 }
 
-/// Parses the packet sides that a set look-up uses, such as `dst,src`.
+/// Parses a list such as `dst,src`: source or destination for each part of a set member.
 pub(super) fn sides(text: &str) -> Option<Vec<Side>> {
     let side = |side: &str| match side {
         "src" => Some(Side::Source),
@@ -172,8 +172,8 @@ fn connection_mark<'a>(
     Some(Target::ConnectionMark(what))
 }
 
-/// Parses a translation such as `10.0.0.1:80`, `10.0.0.1`, `:80` or `[fd00::1]:80`. Ranges are not
-/// supported.
+/// Parses the new address or port of a translation: `10.0.0.1:80`, `10.0.0.1`, `:80` or
+/// `[fd00::1]:80`. Returns `None` for a range.
 fn nat(text: &str) -> Option<Nat> {
     if let Ok(both) = text.parse::<SocketAddr>() {
         return Some(Nat {
@@ -197,7 +197,7 @@ fn nat(text: &str) -> Option<Nat> {
 
 pub(super) type RemainingWords<'a> = Peekable<Words<'a>>;
 
-/// Parses a value with a mask, such as `0x4000/0x4000`. Without a mask, all bits count.
+/// Parses a value with its mask, such as `0x4000/0x4000`. Without a mask, all bits are compared.
 pub(super) fn masked(text: &str) -> Option<(u32, u32)> {
     match text.split_once('/') {
         None => Some((number(text)?, u32::MAX)),

@@ -1,4 +1,4 @@
-//! Moves a packet through the chains of a table.
+//! Moves a packet through the chains of an iptables table.
 
 use std::net::IpAddr;
 
@@ -14,11 +14,11 @@ use crate::kernel::Kernel;
 use crate::packet::{Packet, SourceNat, Tracking};
 use crate::ruleset::Hook;
 
-/// Largest depth of nested chains. The kernel refuses loops of chains, but rules from a file may
-/// contain loops.
+/// Maximum depth of nested chains. The kernel refuses loops of chains, but a dump of rules may
+/// contain one.
 const DEEPEST: usize = 256;
 
-/// Moves a packet through a table's built-in chain at a hook. Returns its possible paths.
+/// Moves a packet through a table's built-in chain at a hook. Returns the packet's possible paths.
 pub(super) fn through(
     table: &Table,
     hook: Hook,
@@ -60,38 +60,38 @@ struct TableWalk<'a> {
     done: Vec<Branch>,
 }
 
-/// Position of one branch in the rules.
+/// Position of one branch (possible path) in the rules of a table.
 #[derive(Clone)]
 struct Position<'a> {
     branch: Branch,
-    /// Chains that contain the branch, the innermost last.
+    /// Chains that the branch has entered, the innermost last.
     frames: Vec<Frame<'a>>,
 }
 
-/// A chain that a branch has entered.
+/// A chain that a branch has entered, with the rules that are left.
 #[derive(Clone)]
 struct Frame<'a> {
     chain: &'a str,
     rest: Rules<'a>,
-    /// Number of the path's steps up to and including the jump to this chain. `None` for a built-in
+    /// Number of the branch's steps when it entered the chain, with the jump. `None` for a built-in
     /// chain.
     steps: Option<usize>,
 }
 
 /// Point at which a branch continues after a rule.
 enum Next<'r> {
-    /// The branch continues with the next rule.
+    /// The branch continues with the next rule of the chain.
     On,
     /// The branch returns to the calling chain.
     Return,
-    /// The branch leaves the table.
+    /// The branch leaves the table, or its path ends.
     Leave,
-    /// The branch enters a chain. `comes_back` is false for a goto.
+    /// The branch enters a chain. `comes_back` is false for `--goto`.
     Into { chain: &'r str, comes_back: bool },
 }
 
 impl<'a> TableWalk<'a> {
-    /// Advances a branch (one possible path of the packet) until it leaves the table or splits.
+    /// Advances a branch rule by rule until it leaves the table or splits.
     fn advance(&mut self, mut at: Position<'a>) {
         loop {
             let Some(frame) = at.frames.last_mut() else {
@@ -122,7 +122,7 @@ impl<'a> TableWalk<'a> {
         }
     }
 
-    /// Applies a rule. Returns the branch if the branch continues in this table.
+    /// Applies a rule that may match. Returns the branch that continues in this table, if any.
     fn carry_out(
         &mut self,
         mut at: Position<'a>,
@@ -161,8 +161,8 @@ impl<'a> TableWalk<'a> {
                 Some(at)
             }
             MatchResult::Unknown(why) if is_wordless(&rule.target) => {
-                // iptables cannot express this rule, so its tests and its target are unknown. Adds
-                // a step with this note, and assumes that the rule does not match.
+                // The rule's tests and target are unknown, so a step notes that it is assumed not
+                // to match.
                 step.says = format!("is unknown: {why}; assumed not to match");
                 at.branch.step(step);
                 Some(at)
@@ -218,7 +218,7 @@ impl<'a> TableWalk<'a> {
         }
     }
 
-    /// Applies a target to the packet, and adds a step if it has an effect.
+    /// Applies a target to the packet, and adds a step if the target has an effect.
     fn act<'r>(&self, at: &mut Position<'a>, target: &'r Target, mut step: Step) -> Next<'r> {
         let packet = &mut at.branch.packet;
         let (says, next) = match target {
@@ -320,7 +320,7 @@ impl<'a> TableWalk<'a> {
 
     fn masquerade(&self, packet: &mut Packet) -> (String, Next<'static>) {
         let address = packet.oif.as_ref().and_then(|oif| {
-            // Omits an unknown address from the step.
+            // If the address is unknown, the step does not name it.
             self.kernel
                 .address_of(oif, packet.destination)
                 .ok()
@@ -344,7 +344,7 @@ impl<'a> TableWalk<'a> {
         (says, Next::Leave)
     }
 
-    /// Applies the policy of the built-in chain.
+    /// Applies the policy of the table's built-in chain at the hook.
     fn policy(&self, mut branch: Branch) -> Branch {
         if self.built_in.drops {
             let name = name_of(self.hook);
@@ -363,7 +363,7 @@ impl<'a> TableWalk<'a> {
 }
 
 impl Position<'_> {
-    /// Leaves the innermost chain. Removes the step of the jump if the chain had no effect.
+    /// Leaves the innermost chain. If the chain had no effect, removes the step of the jump to it.
     fn leave(&mut self) {
         let Some(frame) = self.frames.pop() else {
             return;
@@ -375,27 +375,27 @@ impl Position<'_> {
     }
 }
 
-/// Parses one line of `iptables-save` as a rule.
+/// Parses one rule of `iptables-save`.
 pub(super) fn parse(line: RuleLine<'_>) -> Rule {
     let mut words = line.words();
-    // Skips `-A` and the name of the chain.
+    // Skips `-A` and the chain's name.
     words.next();
     words.next();
     options::read(words)
 }
 
-/// Returns true if iptables cannot express the rule's target.
+/// Reports whether the rule's target is one that iptables cannot express.
 fn is_wordless(target: &Target) -> bool {
     matches!(target, Target::Unknown(text) if text.strip_prefix("-j ") == Some(WORDLESS))
 }
 
-/// Returns true if the target does not affect the packet.
+/// Reports whether the target does not affect the packet.
 fn is_harmless(target: &Target) -> bool {
     matches!(target, Target::None | Target::Harmless(_))
 }
 
-/// Adds a step that notes an assumption: the client is new. In fact, `-m recent` sends a returning
-/// client to its earlier endpoint. Every endpoint has such a rule, so one step per path suffices.
+/// Adds a step with the assumption that the client is new, because `-m recent` sends a returning
+/// client to its earlier endpoint. Each endpoint has such a rule, so one step per path suffices.
 fn note_new_client(branch: &mut Branch, mut step: Step) {
     const SAYS: &str = "would send a client that came before to the same endpoint as then; this \
                         one is \

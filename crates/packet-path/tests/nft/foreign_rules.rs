@@ -1,4 +1,4 @@
-//! Tests of other programs' rulesets in addition to the mode's table.
+//! Tests of other programs' nf_tables rules beside those of kube-proxy.
 
 use packet_path::nft::{Nft, consistently};
 
@@ -81,7 +81,7 @@ fn rules_of_another_programs_firewall_are_supported() {
         let vxlan = packet(17, OUTSIDE, "192.168.99.10:4789");
         let told = crate::node::ask(nftables, &vxlan);
         assert_eq!(told, ["192.168.99.10:4789 kept"]);
-        // A firewall rule accepts packets from port 53, and the client's port is unknown. So both
+        // The firewall accepts packets from port 53, and the client's port is unknown. So both
         // outcomes are followed, and each path names its assumption.
         let both = tcp(nftables, OUTSIDE, "192.168.99.10:80");
         assert_eq!(both.len(), 2, "{both:?}");
@@ -140,8 +140,7 @@ table ip t {
                 "{told:?}"
             );
         }
-        // These rules have unsupported expressions, but the packet's outcome does not depend on
-        // them.
+        // These rules have unsupported expressions that cannot affect the packet's path.
         assert_eq!(told(nftables, 83), ["203.0.113.1:83 kept"]);
         assert_eq!(told(nftables, 85), ["203.0.113.1:85 kept"]);
         let told = told(nftables, 84);

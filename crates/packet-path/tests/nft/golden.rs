@@ -1,5 +1,5 @@
-//! Walks packets through tables of upstream's kube-proxy 1.36.2, and through tables of this project
-//! (the layout `flat` and userspace mode).
+//! Follows packets through tables that kube-proxy 1.36.2 of upstream has written, and through
+//! tables of this project (the layout `flat` and userspace mode).
 
 use std::fs;
 use std::path::PathBuf;
@@ -27,7 +27,7 @@ const ALL_MASQUERADED: [&str; 3] = [
     "10.244.3.5:8080 masq 33%",
 ];
 
-/// Returns the tables of all cases and phases, each with the case's name.
+/// Returns the table dumps of all golden cases, each with the names of its case and file.
 pub(crate) fn files() -> Vec<(String, PathBuf)> {
     let mut files = Vec::new();
     for folder in fs::read_dir(CASES).unwrap() {
@@ -49,8 +49,8 @@ fn case(name: &str) -> String {
     fs::read_to_string(format!("{CASES}/{name}/nft-ip")).unwrap()
 }
 
-/// Checks packets against a ruleset. Each packet has a sender, a destination, and expected
-/// outcomes.
+/// Checks the outcomes of packets in a ruleset. Each packet has a sender, a destination and the
+/// expected outcomes.
 fn check(rules: &str, packets: &[(&str, &str, &[&str])]) {
     with_rules(rules, |nftables| {
         for (from, to, wanted) in packets {
@@ -121,7 +121,7 @@ fn a_cluster_ip_leads_to_each_endpoint() {
             (POD, CLUSTER_IP, &ALL),
             (NODE, CLUSTER_IP, &ALL_MASQUERADED),
             (OUTSIDE, CLUSTER_IP, &ALL_MASQUERADED),
-            // Only packets from an endpoint to itself (hairpin) are masqueraded.
+            // Only the endpoint's packets to itself (hairpin) are masqueraded.
             (
                 "10.244.1.5",
                 CLUSTER_IP,
@@ -282,8 +282,8 @@ fn rules_of_the_flat_layout_are_supported() {
     with_rules(rules, |nftables| {
         let dns = packet(17, POD, "10.96.0.53:53");
         assert_eq!(ask(nftables, &dns), both);
-        // Another program removes one of the two map elements. So one of the two random numbers has
-        // no endpoint.
+        // Another program deletes one of the map's two elements, so one of the two random numbers
+        // has no endpoint.
         let element = "delete element ip kube-proxy endpoints-udp-2 { 1 . 10.96.0.53 . 53 }";
         crate::node::nft(&["-f", "-"], element);
         let half = ["10.244.1.5:8080 kept 50%", "refused 50%"];
@@ -305,15 +305,15 @@ fn redirects_of_the_userspace_mode_are_supported() {
                 &["192.168.99.10:43143 kept"],
             ),
             (POD, "192.168.99.10:30040", &["192.168.99.10:41669 kept"]),
-            // The node sends to its own address, so this address (`vip`) is also the packet's
-            // source.
+            // `vip`: the source is the destination address, because the node sends to its own
+            // address.
             (NODE, "192.168.99.10:30040", &["127.0.0.1:41669 vip"]),
             (POD, "10.96.0.99:80", &["10.96.0.99:80 kept"]),
         ],
     );
     with_rules(include_str!("userspace.nft"), |nftables| {
-        // The relay marks its own packets with 0x4000. The rules do not change packets with this
-        // mark.
+        // The relay marks its own packets with 0x4000, and the rules do not redirect marked
+        // packets.
         let own = Packet {
             mark: 0x4000,
             ..packet(6, NODE, "10.96.0.11:80")

@@ -1,4 +1,4 @@
-//! Tests that rules and elements have the same text as in `nft`'s listing.
+//! Tests that rules have the same text as in the output of `nft list ruleset`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,7 +8,7 @@ use nftables_netlink::{Family, Nftables, text};
 use crate::golden;
 use crate::node;
 
-/// Returns the rules of a listing without counters, whose values change.
+/// Returns the rules in the output of `nft list ruleset`.
 fn rules(listing: &str) -> BTreeSet<String> {
     let mut inside = false;
     let mut found = BTreeSet::new();
@@ -41,7 +41,7 @@ fn ours(nftables: &mut Nftables) -> BTreeSet<String> {
 fn compare(name: &str, ruleset: &str) {
     node::with_rules(ruleset, |nftables| {
         let theirs = rules(&node::nft(&["-y", "list", "ruleset"], ""));
-        // Skips long lines, because this crate's text omits elements of long maps.
+        // Skips long lines, because this crate omits elements of long maps.
         let theirs: BTreeSet<_> = theirs.iter().filter(|of| of.len() < 400).collect();
         let ours = ours(nftables);
         let missing: Vec<_> = theirs

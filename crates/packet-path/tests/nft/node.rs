@@ -1,4 +1,4 @@
-//! A test node, and the path of a packet through its hooks.
+//! A fake node with nf_tables rules, and the outcomes of packets on it.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -18,7 +18,7 @@ use packet_path::{
 pub(crate) const NODE: &str = "192.168.99.10";
 pub(crate) const NODE6: &str = "fd00:99::10";
 
-/// Runs a test on a separate thread, in a new network namespace with the ruleset `rules`.
+/// Runs `story` on a separate thread, in a new network namespace with the ruleset `rules`.
 pub(crate) fn with_rules<T: Send>(rules: &str, story: impl FnOnce(&mut Nftables) -> T + Send) -> T {
     in_namespace(|| {
         nft(&["-f", "-"], rules);
@@ -41,9 +41,8 @@ pub(crate) fn nft(arguments: &[&str], input: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A node with the addresses `NODE`, `NODE6` and localhost. Its pods have addresses of
-/// 10.244.1.0/24 and fd00:244:1::/64, on one interface for each family. Routes to all other
-/// addresses use `eth0`.
+/// A fake node with the addresses `NODE`, `NODE6` and localhost. Its pods have addresses in
+/// 10.244.1.0/24 and fd00:244:1::/64, behind veth7. All other addresses are behind eth0.
 pub(crate) struct Node;
 
 fn is_local(address: IpAddr) -> bool {
@@ -120,7 +119,7 @@ impl Kernel for Node {
     }
 }
 
-/// Creates a client's packet. A packet from an address of the node comes from the node itself.
+/// Creates the first packet of a flow. If `from` is an address of the node, the node sends it.
 pub(crate) fn packet(protocol: u8, from: &str, to: &str) -> Packet {
     let to: SocketAddr = to.parse().unwrap();
     let from: IpAddr = from.parse().unwrap();
@@ -131,7 +130,7 @@ pub(crate) fn packet(protocol: u8, from: &str, to: &str) -> Packet {
     packet
 }
 
-/// Walks a packet through all hooks.
+/// Follows a packet through all hooks of the node.
 pub(crate) fn journey<R: Reader>(nft: &Nft<R>, packet: &Packet) -> Vec<Walk> {
     let question = Question {
         protocol: Protocol::from_number(packet.protocol).unwrap(),
@@ -145,7 +144,7 @@ pub(crate) fn journey<R: Reader>(nft: &Nft<R>, packet: &Packet) -> Vec<Walk> {
     walk(&question, &[nft], &Node)
 }
 
-/// Walks a packet through all base chains of one hook.
+/// Moves a packet through all base chains of one hook.
 pub(crate) fn at<R: Reader>(nft: &Nft<R>, hook: Hook, packet: Packet) -> Vec<Branch> {
     let mut bases = nft.base_chains(hook);
     bases.sort_by_key(|base| base.priority);
@@ -161,7 +160,7 @@ pub(crate) fn at<R: Reader>(nft: &Nft<R>, hook: Hook, packet: Packet) -> Vec<Bra
     branches
 }
 
-/// Describes the outcomes of a packet, the likeliest first, such as `10.244.1.5:8080 masq 50%`.
+/// Formats the outcomes of a packet, the most probable first, such as `10.244.1.5:8080 masq 50%`.
 pub(crate) fn outcomes(walks: &[Walk]) -> Vec<String> {
     let mut all: Vec<(String, f64)> = Vec::new();
     for walk in walks {
@@ -200,13 +199,13 @@ pub(crate) fn outcomes(walks: &[Walk]) -> Vec<String> {
     told.collect()
 }
 
-/// Returns the outcomes of a packet in the ruleset of `reader`.
+/// Returns the outcomes of a packet in the ruleset that `reader` reads.
 pub(crate) fn ask<R: Reader>(reader: &mut R, packet: &Packet) -> Vec<String> {
     let nft = Nft::read(reader, packet.family()).unwrap();
     outcomes(&journey(&nft, packet))
 }
 
-/// Returns the outcomes of a TCP packet from the sender `from`.
+/// Returns the outcomes of a TCP packet from `from` to `to`.
 pub(crate) fn tcp<R: Reader>(reader: &mut R, from: &str, to: &str) -> Vec<String> {
     ask(reader, &packet(6, from, to))
 }

@@ -1,5 +1,5 @@
-//! Walks packets through the nf_tables rules of IPVS mode, without IPVS. On a real node, these
-//! rules mark some packets, and IPVS then handles both marked and unmarked packets.
+//! Follows packets through the nf_tables rules of IPVS mode, without IPVS itself. On a real node,
+//! the rules mark some packets, and IPVS handles marked and unmarked packets.
 
 use packet_path::nft::Nft;
 use packet_path::{End, Hook, Packet, Tracking};
@@ -46,7 +46,7 @@ fn ipvs_mode_rules_mark_packets_to_services() {
 fn ipvs_mode_rules_reject_unexposed_ports_and_excluded_sources() {
     with_rules(RULES, |nftables| {
         for (protocol, from, to, end) in [
-            // The Service's source ranges contain half of all addresses.
+            // The Service's source ranges contain half of all IPv4 addresses.
             (6, "100.0.0.1", "10.96.0.10:80", ""),
             (6, "200.0.0.1", "10.96.0.10:80", "Dropped"),
             (6, "192.0.2.1", "10.96.0.10:80", "Dropped"),
@@ -81,7 +81,7 @@ fn ipvs_mode_rules_masquerade_marked_packets() {
         for (from, to, mark, is_masqueraded) in [
             ("198.51.100.1", "10.244.1.9:8080", 0x4000, true),
             ("198.51.100.1", "10.244.1.9:8080", 0, false),
-            // A pod that connects to itself through a Service (hairpin).
+            // This pod has connected to itself through a Service (hairpin).
             ("10.244.1.9", "10.244.1.9:8080", 0, true),
         ] {
             let packet = Packet {
@@ -92,12 +92,12 @@ fn ipvs_mode_rules_masquerade_marked_packets() {
             assert_eq!(branches[0].packet.source_nat.is_some(), is_masqueraded);
             assert_eq!(branches[0].packet.mark, 0);
         }
-        // The source ranges of this load balancer exclude the node, so rules drop the node's own
-        // packets.
+        // The source ranges of this load balancer exclude the node, so its rules drop the node's
+        // own packets.
         let own = new(6, "10.96.0.10", "10.96.0.10:80");
         let branches = at(&nft, Hook::Output, own);
         assert_eq!(branches[0].end, Some(End::Dropped));
-        // The rules do not mark packets to NodePorts.
+        // These rules do not mark packets to NodePorts.
         let to_node = new(6, "198.51.100.1", &format!("{NODE}:30000"));
         let branches = at(&nft, Hook::Prerouting, to_node);
         assert_eq!(branches[0].packet.mark, 0);

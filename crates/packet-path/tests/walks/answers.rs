@@ -1,4 +1,4 @@
-//! Tests of endpoints' replies, through the rules of upstream and of other programs.
+//! Tests that follow endpoints' replies through the rules of upstream and of other programs.
 
 use packet_path::Xtables;
 
@@ -8,7 +8,8 @@ const POD: &str = "10.244.1.7";
 const HOST: &str = "192.168.99.77";
 const IP: &str = "10.96.10.10:80";
 
-/// Returns a golden case of upstream with an additional first rule, from another program.
+/// Builds a node with the rules of a golden case, and one rule of another program before them in
+/// `table`.
 fn world(mode: &str, table: &str, rule: &str) -> World {
     let mut world = World::golden(mode, "clusterip-tcp", false);
     let file = format!(
@@ -59,7 +60,7 @@ fn replies_to_ipvs_packets_need_ip_forwarding() {
     let mut world = world("ipvs", "filter", "");
     world.sysctl("net/ipv4/ip_forward", "0");
     assert_eq!(fates(&world, POD), ["dropped by routing"]);
-    // A reply to the node itself needs no forwarding.
+    // A reply to the node itself is not forwarded.
     assert_eq!(fates(&world, "node"), ["local"]);
 }
 
@@ -70,8 +71,8 @@ fn replies_pass_rules_of_other_programs() {
         let by_port = "-A FORWARD -p tcp -m tcp --sport 8080 -m conntrack --ctdir REPLY -j DROP";
         assert_eq!(drops(by_port, POD), ["dropped by filter FORWARD"], "{mode}");
         assert_eq!(drops(by_port, "node"), ["local"], "{mode}");
-        // A reply's destination port is the client's port. No client uses these ports, so the rules
-        // do not match replies.
+        // A reply goes to the client's port, which is ephemeral, so rules for these ports do not
+        // match it.
         for port in ["22", "6443", "30000:32767"] {
             let by_client = format!(
                 "-A FORWARD -p tcp -m tcp --dport {port} -m conntrack --ctdir REPLY -j DROP"

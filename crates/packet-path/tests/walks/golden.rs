@@ -1,5 +1,5 @@
-//! Walks packets through upstream's rules, sets and virtual servers. The expected outcomes were
-//! observed with real packets (docs/packet-matrix.md).
+//! Follows packets through upstream's rules, ipsets and virtual servers. The expected outcomes have
+//! been observed with real packets (docs/packet-matrix.md).
 
 use crate::world::{World, short};
 use inet::Protocol;
@@ -11,7 +11,7 @@ const LOCAL: &str = "10.244.1.5:8080";
 const REMOTE: [&str; 2] = ["10.244.2.5:8080", "10.244.3.5:8080"];
 
 /// Returns the expected outcomes for all three endpoints. `local` is the source that the local
-/// endpoint sees, and `remote` is the source that remote endpoints see.
+/// endpoint sees, `remote` the one that the remote endpoints see.
 fn all(local: &str, remote: &str) -> Vec<String> {
     let [first, second] = REMOTE;
     vec![
@@ -21,8 +21,8 @@ fn all(local: &str, remote: &str) -> Vec<String> {
     ]
 }
 
-/// Returns the expected outcomes for all three endpoints, masqueraded to the address of the output
-/// interface.
+/// Returns the expected outcomes for all three endpoints if the node masquerades packets to the
+/// address of the output interface.
 fn all_masqueraded() -> Vec<String> {
     all("masq 10.244.1.1", "masq 192.168.99.10")
 }
@@ -59,8 +59,8 @@ fn the_path_to_a_node_port_with_local_policy_is_predicted_in_ipvs_mode() {
         let found = world.comes_to(from, "192.168.99.10:30080");
         assert_eq!(found, [format!("{LOCAL} kept")], "{from}");
     }
-    // `vip` means that the packet's source equals its destination address, because the node sends
-    // to its own address. Here, this is the NodePort's address, 192.168.99.10.
+    // `vip`: the endpoint sees the destination address as the source, because the node sends to its
+    // own address. Here, this is the NodePort's address 192.168.99.10.
     let found = world.comes_to("node", "192.168.99.10:30080");
     assert_eq!(found, [format!("{LOCAL} vip")]);
 }
@@ -152,7 +152,7 @@ fn paths_over_ipv6_and_udp_are_predicted_in_ipvs_mode() {
             format!("[fd00:244:2::5]:8080 {there}"),
         ]
     };
-    // In these cases, the cluster CIDR fd00:244::/56 includes this pod, but not the endpoints.
+    // The cluster CIDR of this case, fd00:244::/56, includes the pod, but not the endpoints.
     let pod = "fd00:244::7";
     assert_eq!(
         world.comes_to(pod, "[fd00:96::10]:80"),
@@ -187,9 +187,8 @@ fn a_destination_of_weight_0_gets_no_new_connection() {
     );
 }
 
-/// The virtual server serves packets with its mark, to any port. A destination without a port
-/// receives packets at the port to which the client sent. With persistence, this applies to every
-/// destination.
+/// A virtual server with an fwmark serves marked packets to any port. A destination without a port
+/// gets them at the client's destination port, and with persistence, every destination does.
 #[test]
 fn marked_packets_reach_the_virtual_server_of_their_mark() {
     let mark =
@@ -218,7 +217,7 @@ fn marked_packets_reach_the_virtual_server_of_their_mark() {
             .iter()
             .any(|step| step.entry.starts_with("-A -f 77 -s rr"));
         assert!(says, "{walks:#?}");
-        // An unmarked packet reaches this node itself.
+        // An unmarked packet is for this node itself.
         let own = world.ask("172.16.0.9", "10.244.1.1:80");
         assert_eq!(own[0].fate, Fate::Local);
     }
@@ -294,7 +293,7 @@ fn session_affinity_in_iptables_mode_is_predicted_for_a_new_client() {
     assert_eq!(noted("--rcheck"), 1);
 }
 
-/// Every case has a known outcome from every sender, and every rule of upstream is supported.
+/// In every case and from every sender, upstream's rules are supported and the outcome is known.
 #[test]
 fn each_upstream_case_has_a_known_outcome() {
     let cases = concat!(

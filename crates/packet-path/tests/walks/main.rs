@@ -1,4 +1,4 @@
-//! Tests that walk packets through whole rulesets.
+//! Tests that follow packets through whole iptables rulesets.
 
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 

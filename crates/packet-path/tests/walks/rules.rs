@@ -1,4 +1,4 @@
-//! Tests of rules of other programs, and of unsupported rules.
+//! Tests with rules of other programs, and with unsupported rules.
 
 use crate::world::{World, interface, net, short};
 use std::fmt::Write as _;
@@ -7,7 +7,7 @@ use inet::Protocol;
 use packet_path::{Branch, Fate, Hook, Packet, Question, Ruleset, Sender, Xtables};
 use proptest::prelude::*;
 
-/// Builds a node whose filter table has the rules `rules`.
+/// Builds a node with these rules in the table filter.
 fn filter(rules: &str) -> World {
     World::bare(&format!(
         "*filter\n:INPUT ACCEPT [0:0]\n:FORWARD ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n:X - \
@@ -39,8 +39,8 @@ fn packets_for_other_hosts_need_ip_forwarding() {
     );
 }
 
-/// A packet whose source is an address of the node fails the kernel's source check
-/// (`fib_validate_source`). A missing route has another result.
+/// The kernel's source check (`fib_validate_source`) drops a packet from outside whose source is an
+/// address of the node. A missing route has another outcome.
 #[test]
 fn packets_with_a_local_source_and_packets_without_a_route_are_distinguished() {
     let mut world = World::bare("");
@@ -116,8 +116,7 @@ fn unsupported_rules_are_reported_only_if_they_affect_the_packet() {
         "{}",
         both[0].why
     );
-    // The rule is for UDP and the packet is TCP, so the unsupported part of the rule does not
-    // matter.
+    // The rule is for UDP only, so its unsupported test does not matter to a TCP packet.
     let other = filter("-A FORWARD -p udp -m time --timestart 08:00 -j DROP\n");
     assert_eq!(other.comes_to(POD, FAR), ["forwarded 10.244.2.5:80 kept"]);
 }
@@ -150,8 +149,8 @@ fn the_mark_of_a_set_member_selects_the_virtual_server() {
     assert_eq!(step.says, "its mark becomes 0x4d, that of the member");
 }
 
-/// iptables prints `[nft]` for an nft rule that it cannot express. A step notes that the matches
-/// and the target of this rule are unknown.
+/// iptables prints `[nft]` for an nft rule that it cannot express, so the rule's tests and target
+/// are unknown.
 #[test]
 fn a_native_nft_rule_in_iptables_is_skipped_and_noted() {
     let world = filter("-A FORWARD [nft] -j [nft]\n-A FORWARD -j ACCEPT\n");
@@ -214,7 +213,7 @@ fn each_of_a_thousand_endpoints_has_its_own_path() {
     assert!(walks.iter().all(|walk| (walk.chance - 0.001).abs() < 1e-6));
 }
 
-/// The rules are in the style of flannel, Calico, the kubelet and Docker.
+/// Rules like those of flannel, Calico, the kubelet and Docker.
 #[test]
 fn rules_of_other_programs_are_supported() {
     let rules = "*raw\n:PREROUTING ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n\

@@ -1,6 +1,5 @@
-//! A node built from dumps of kube-proxy 1.36.2 (integration/golden/cases). The node is node1, with
-//! 192.168.99.10 on eth0 and its pods on cni0. The route to pods of other nodes goes through the
-//! gateway 192.168.99.2.
+//! A fake node with dumps of kube-proxy 1.36.2 (integration/golden/cases). It has 192.168.99.10 on
+//! eth0, its pods on cni0, and a route to other nodes' pods through 192.168.99.2.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -14,7 +13,7 @@ use packet_path::{
     Fate, Interface, Question, Ruleset, Sender, Server, Snapshot, Source, Walk, Xtables,
 };
 
-/// Rules and kernel state of a test.
+/// Rules and other kernel state of a fake node.
 pub(crate) struct World {
     pub(crate) snapshot: Snapshot,
     pub(crate) rules: Xtables,
@@ -31,7 +30,7 @@ pub(crate) fn net(text: &str) -> IpNet {
     text.parse().unwrap()
 }
 
-/// Describes the outcome of one path: `10.244.1.5:8080 kept` or `refused`.
+/// Formats the outcome of one path, such as `10.244.1.5:8080 kept` or `dropped`.
 pub(crate) fn short(walk: &Walk) -> String {
     let source = match walk.source {
         Source::Kept => "kept".to_owned(),
@@ -52,7 +51,7 @@ pub(crate) fn short(walk: &Walk) -> String {
 }
 
 impl World {
-    /// Builds a node without kube-proxy. `rules` are the only rules.
+    /// Builds a node without kube-proxy, with only these iptables rules.
     pub(crate) fn bare(rules: &str) -> Self {
         let (lo, eth0, cni0) = (
             Interface::loopback(),
@@ -93,7 +92,8 @@ impl World {
         }
     }
 
-    /// Loads one of the golden cases for a family.
+    /// Builds a node with the rules, ipsets and virtual servers of a golden case, for one IP
+    /// family.
     pub(crate) fn golden(mode: &str, case: &str, is_ipv6: bool) -> Self {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("../../integration/golden/cases")
@@ -128,12 +128,12 @@ impl World {
         settings.insert(name.to_owned(), value.to_owned());
     }
 
-    /// Parses a line of `ipset save`.
+    /// Adds a set or a member, from a line of `ipset save`.
     pub(crate) fn set(&mut self, line: &str) {
         let words: Vec<&str> = line.split(' ').collect();
         let sets = &mut self.snapshot.sets;
         match *words.as_slice() {
-            // A dump is sorted, so `add` lines precede the `create` line of their set.
+            // The dump is sorted, so a set's `add` lines precede its `create` line.
             ["create", name, kind, ..] => {
                 let (type_name, _) = sets.entry(name.to_owned()).or_default();
                 kind.clone_into(type_name);
@@ -146,7 +146,7 @@ impl World {
         }
     }
 
-    /// Parses a line of `ipvsadm -Sn`.
+    /// Adds a virtual server or a destination, from a line of `ipvsadm -Sn`.
     pub(crate) fn server(&mut self, line: &str) {
         let words: Vec<&str> = line.split(' ').collect();
         let value = |option| {
@@ -198,7 +198,8 @@ impl World {
         });
     }
 
-    /// Describes the reply to each packet that arrives, such as `10.244.1.5:8080 forwarded`.
+    /// Formats the outcome of the reply to each packet that arrives, such as `10.244.1.5:8080
+    /// forwarded`.
     pub(crate) fn answers(&self, from: &str, to: &str) -> Vec<String> {
         let rulesets: [&dyn Ruleset; 1] = [&self.rules];
         let said = |arrived: &Walk| {
@@ -222,7 +223,7 @@ impl World {
         self.ask_by(Protocol::Tcp, from, to)
     }
 
-    /// Walks a packet. `from` is `node` or the sender's address.
+    /// Follows a packet from `from` (`node` or an address) to `to`. Returns its possible paths.
     pub(crate) fn ask_by(&self, protocol: Protocol, from: &str, to: &str) -> Vec<Walk> {
         let from = match from {
             "node" => Sender::Node(None),
@@ -238,7 +239,7 @@ impl World {
         packet_path::walk(&question, &rulesets, &self.snapshot)
     }
 
-    /// Returns all possible outcomes of a packet, sorted.
+    /// Returns the outcomes of all paths of a TCP packet, the most probable first.
     pub(crate) fn comes_to(&self, from: &str, to: &str) -> Vec<String> {
         let walks = self.ask(from, to);
         let sum: f64 = walks.iter().map(|walk| walk.chance).sum();
