@@ -17,7 +17,7 @@ pub(crate) type Read<S> = Result<<S as Scheme>::PartContent, Unreadable>;
 pub(crate) enum LaneResult<S: Scheme> {
     /// Parts of the kernel's state that the lane has read, each with its content or error.
     Read(Vec<(PartOf<S>, Read<S>)>),
-    /// A step that the lane has executed.
+    /// Results of an executed step: the outcomes of its plan, and the response to its query.
     Stepped {
         outcomes: Option<S::Outcomes>,
         answer: Option<S::QueryResponse>,

@@ -192,8 +192,8 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         self.scheme.begin(now);
     }
 
-    /// Applies changes of the model that affect every Service: complete lists, or another Node
-    /// object. Returns true if the scheme must compile every Service again.
+    /// Applies changes of the model that affect every Service: the initial lists are complete, or
+    /// the Node object may differ. Returns true if the scheme must compile every Service again.
     fn learn(&mut self, model: &Model, node: NodeObject) -> bool {
         let is_evident = S::EVIDENCE.iter().all(|part| self.state.knows(*part));
         let may_delete = self.state.has_claims && model.is_complete() && model.is_whole();
@@ -343,7 +343,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
     }
 }
 
-/// Change of the Node object since the last update: none, or a possible one.
+/// State of the Node object compared with the last update: unchanged, or possibly changed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum NodeObject {
     Same,
@@ -387,8 +387,8 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
         // A read in progress may have missed the change that this notification reports.
         let is_open = self.state.look(S::ADDRESSES).is_awaited();
         let is_news = match *notice {
-            // Ignores a known address. The kernel also sends this notification if only the lifetime
-            // of the address has changed.
+            // Ignores an address that the node already has. The kernel sends the same notification
+            // if only the address's lifetime changes.
             Notice::AddressAdded(address) => is_own(address) && (is_open || !carries(address)),
             Notice::AddressRemoved(address) => is_own(address) && (is_open || carries(address)),
             Notice::ServiceAddressRemoved(address) if !is_own(address) => false,

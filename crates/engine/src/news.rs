@@ -105,7 +105,7 @@ impl ReportDraft {
         self.drifting.get_or_insert(now);
     }
 
-    /// Checks the Services that were changed or written. Moves settled Services to the report.
+    /// Checks each changed or written Service, and moves the settled ones to the report.
     pub(crate) fn settle(
         &mut self,
         report: &mut Report,

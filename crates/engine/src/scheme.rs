@@ -222,8 +222,7 @@ pub trait Scheme: Sized + Send + 'static {
         false
     }
 
-    /// Follows up a read. The engine calls this function after it has applied the content of every
-    /// part that was read.
+    /// Runs after a read, once the engine has applied the content of every part that was read.
     fn after_reading(&mut self, _: &mut State<Self::Kinds>) {}
 
     /// Records the outcomes of a plan in the tables.

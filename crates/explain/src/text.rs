@@ -16,7 +16,7 @@ const PLACE: usize = 34;
 /// Options for the rendering of an explanation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Style {
-    /// True to show only the verdicts, without steps.
+    /// True to show only the verdicts, and no steps.
     pub is_brief: bool,
     /// True to also show rules, set members, the number of rules without effect, and every path.
     pub is_wide: bool,
@@ -215,7 +215,7 @@ impl Page {
     }
 }
 
-/// Returns the endpoint that the path reaches, or words for another fate.
+/// Returns the endpoint that the path reaches, or a text such as `dropped`.
 fn end_of(walk: &Walk) -> &str {
     let word = match walk.fate {
         Fate::Delivered | Fate::Local => "",

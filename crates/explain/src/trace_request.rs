@@ -89,8 +89,8 @@ pub enum RequestError {
 }
 
 impl TraceRequest {
-    /// Parses a request. `namespace` applies to a Service that is given without a namespace. `from`
-    /// is a list separated by commas, and may be empty.
+    /// Parses a request. `namespace` is the namespace of a Service that is named without one.
+    /// `from` is a list of senders, separated by commas, and may be empty.
     ///
     /// # Errors
     ///

@@ -77,7 +77,7 @@ pub struct DriftTotal {
 /// Problems in one IP family, from the mode's reports.
 #[derive(Debug, Clone, Default)]
 pub struct FamilyProblems {
-    /// Entries that the kernel refuses, each with its age.
+    /// Entries that the kernel refuses, each with the time since its first refusal.
     pub failures: Vec<(Failure, Duration)>,
     /// Addresses that more than one Service claims.
     pub conflicts: Vec<Conflict>,

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_parameters_of_a_query_are_rejected() {
+    fn queries_are_parsed_and_invalid_parameters_are_rejected() {
         let all = "?namespace=default&search=We%2Fb&after=a/b&limit=5000&endpoints=true&counters=1";
         let query = read(all).unwrap();
         assert_eq!(

@@ -17,7 +17,7 @@ use super::facts::{Facts, FamilyFacts};
 use super::parts::{features, limits, switched_off};
 use super::{About, Inspect, RequestRefusal, rendered};
 
-/// Maximum number of errors, conflicts and draining endpoints (of each) that the response lists.
+/// Maximum number of errors that the response lists, and of conflicts, and of draining endpoints.
 const LISTED: usize = 100;
 
 impl Inspect {

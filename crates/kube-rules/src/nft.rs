@@ -78,7 +78,7 @@ pub const ADDRESS_AND_PORT: &[Field] = &[DESTINATION, Field::Protocol, Field::Po
 /// Key of a client and a destination: `ip saddr . ip daddr . meta l4proto . th dport`.
 pub const CONNECTION: &[Field] = &[SOURCE, DESTINATION, Field::Protocol, Field::Port];
 
-/// Sense of a comparison or set look-up.
+/// Condition under which a comparison or set look-up matches a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sense {
     /// The packet matches if the values are equal, or if the set contains the value.

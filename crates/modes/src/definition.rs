@@ -33,7 +33,7 @@ use crate::sysctl;
 use crate::sysctl::machine::Machine;
 use crate::sysctl::row::{SysctlRow, WantedSetting};
 
-/// A mode of this build. The default methods do nothing, as most modes need.
+/// A proxy mode of this build. The default methods suit a mode without special needs.
 pub trait Definition: Sync {
     /// Returns the mode's name in `--proxy-mode`, which is also the name of its section in the
     /// configuration file.
@@ -123,9 +123,9 @@ pub trait Definition: Sync {
         false
     }
 
-    /// Returns a log line about kernel settings that this mode may have left behind, or `None`. If
-    /// another mode replaces this mode, that mode calls this function during its cleanup. Starts no
-    /// process if no setting has this mode's value.
+    /// Returns a log line about kernel settings that this mode may have left behind, or `None`. The
+    /// daemon calls this function when it starts in another mode. Starts no process if no setting
+    /// has this mode's value.
     fn left_behind(&self, _programs: &Programs) -> Option<String> {
         None
     }

@@ -32,8 +32,8 @@ impl Access {
     }
 }
 
-/// The first worker thread of each IP family that the node can serve, and the reason why it cannot
-/// serve another family.
+/// The first worker thread of each IP family that the node can serve, and the reason for each
+/// family that it cannot.
 pub struct Families<K> {
     pub(super) opened: Vec<(IpFamily, Worker<K>)>,
     pub(super) left_out: Vec<SkippedFamily>,
@@ -86,9 +86,9 @@ pub(super) fn thread<K: 'static>(
 }
 
 impl<K: 'static> Families<K> {
-    /// Starts the first worker thread of each family that the node can serve. Such a family is
-    /// enabled and passes `check`, and `kernel` can open it. Returns an error if the node can serve
-    /// no family.
+    /// Starts the first worker thread of each IP family that the node can serve: the family is not
+    /// disabled and passes `check`, and `kernel` can open it. Returns an error if the node can
+    /// serve no family.
     pub(super) fn open(
         check: impl Fn(IpFamily) -> Result<(), IptablesError>,
         is_disabled: impl Fn(IpFamily) -> bool,

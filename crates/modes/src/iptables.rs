@@ -33,7 +33,7 @@ const OF_LOCALHOST: [&str; 2] = [
     "--comment \"block incoming localnet connections\"",
 ];
 
-/// Kernel modules that the mode's rules need.
+/// Kernel modules that the rules of iptables mode need.
 const MODULES: &[&str] = &[
     "xt_addrtype",
     "xt_comment",

@@ -82,7 +82,7 @@ pub fn of(family: IpFamily) -> FamilyLabels {
     FamilyLabels { ip_family }
 }
 
-/// Sets `gauge` to the number `count`.
+/// Sets `gauge` to `count`, or to the largest possible value if `count` is larger.
 pub fn set(gauge: &Gauge, count: usize) {
     gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
 }

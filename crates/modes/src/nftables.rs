@@ -25,7 +25,7 @@ use crate::sysctl::row::WantedSetting;
 use metrics::TableMetrics;
 use opened::OpenedNftables;
 
-/// Kernel modules that the mode's rules need.
+/// Kernel modules that the rules of nftables mode need.
 const MODULES: &[&str] = &[
     "nft_ct",
     "nft_masq",

@@ -107,8 +107,8 @@ fn bridged_past(packet: &Packet) -> Step {
     Step::new("bridge", bridge, says)
 }
 
-/// Drops a reply that the client would not accept, because its source or destination is not the one
-/// of the client's request.
+/// Drops a reply that the client would not accept: its source is not the address and port to which
+/// the client sent, or its destination is not the client.
 fn conclude(walk: &mut Walk) {
     let packet = &walk.packet;
     let fate = match walk.presumed {

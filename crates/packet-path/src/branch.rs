@@ -73,7 +73,7 @@ pub enum End {
     Local,
     /// The packet leaves this node.
     Forwarded,
-    /// The packet's outcome is unknown, for this reason.
+    /// The rest of the path is unknown, for this reason.
     Unknown(String),
 }
 

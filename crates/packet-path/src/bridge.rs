@@ -3,7 +3,8 @@
 use crate::kernel::{Kernel, ReadFailure};
 use crate::packet::Packet;
 
-/// Reports whether the packet enters through a bridge whose ports' packets pass netfilter's rules.
+/// Reports whether the packet enters through a bridge whose packets the kernel passes to
+/// netfilter's rules.
 pub(crate) fn comes_by_port(packet: &Packet, kernel: &dyn Kernel) -> Result<bool, ReadFailure> {
     let Some(iif) = &packet.iif else {
         return Ok(false);

@@ -14,9 +14,9 @@ const MOST_TOLD: usize = 64;
 /// One path of a packet, from the packet's sender to the end of the path.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Walk {
-    /// Probability of the path, from 0 to 1. If the scheduler is not random, the value is the
-    /// destination's share of the connections. After a rule with unknown outcome, the path with a
-    /// match and the path without a match each keep the full probability.
+    /// Probability of the path, from 0 to 1. For an IPVS scheduler that is not random, this is the
+    /// destination's share of the connections. After a rule with unknown outcome, both paths (match
+    /// and no match) keep the full probability.
     pub chance: f64,
     /// Fate of the packet at the end of the path.
     pub fate: Fate,

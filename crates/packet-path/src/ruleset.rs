@@ -18,7 +18,7 @@ pub struct Base {
     ///   at postrouting and input. Their own priorities only order them among each other.
     /// - After the first chain that decides the translation, no further chain is called.
     pub kind: ChainKind,
-    /// Number by which the ruleset knows the chain.
+    /// Number with which the ruleset identifies the chain.
     pub number: usize,
 }
 

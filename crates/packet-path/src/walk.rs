@@ -39,14 +39,14 @@ const JOINED_ABOVE: usize = 64;
 /// each twice.
 const MOST_HOOKS: usize = 12;
 
-/// Description of a flow whose first packet is to be followed.
+/// A flow whose first packet a walk follows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Question {
     /// Protocol of the flow.
     pub protocol: Protocol,
-    /// Sender of the flow.
+    /// Sender of the flow's first packet.
     pub from: Sender,
-    /// Destination of the flow.
+    /// Destination address and port of the flow.
     pub to: SocketAddr,
     /// Source port, or `None` for any ephemeral port, which is usual.
     pub source_port: Option<u16>,

@@ -237,7 +237,7 @@ fn a_search_examines_a_limited_number_of_services_per_turn_of_the_main_loop() {
 }
 
 #[test]
-fn invalid_top_queries_are_rejected() {
+fn top_queries_are_parsed_and_invalid_ones_are_rejected() {
     let read = |query: &str| TopQuery::read(&format!("/api/v1/top{query}").parse().unwrap());
     assert_eq!(
         read("").unwrap(),

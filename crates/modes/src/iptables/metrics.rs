@@ -14,7 +14,7 @@ use crate::metrics::set;
 use crate::metrics::sync_durations::SyncDurations;
 use crate::metrics::{FamilyLabels, ModeLabels, SyncExtent, TableLabels, of};
 
-/// Handles of the mode's metrics.
+/// Metrics of iptables mode.
 #[derive(Debug, Default)]
 pub(super) struct RuleMetrics {
     failed_restores: FailedRestores,

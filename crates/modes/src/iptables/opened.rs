@@ -31,7 +31,7 @@ const BE_LIBERAL: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
 pub(super) struct Rules {
     iptables: Iptables,
     families: Families<IptablesKernel>,
-    /// Families whose rules have nfacct counters.
+    /// IP families whose rules have nfacct counters.
     counting: Vec<IpFamily>,
 }
 
@@ -91,8 +91,7 @@ impl IntoProxiers for Rules {
     async fn preview(self, start: &Start<'_>, told: &Changes) -> Result<Preview> {
         let mut preview = Preview::default();
         let iptables = self.iptables.clone();
-        // Parses the output of `iptables-save` at once, so that the text, which may be large, is
-        // freed.
+        // Parses the output of `iptables-save` immediately and drops the text, which may be large.
         let there = |family| {
             let saved = iptables.save(family).ok();
             saved.map(|saved| Chains::of(&saved))

@@ -21,7 +21,7 @@ use service_counters::{At, Count, CounterSample, CounterSelection, ReadCounters}
 /// A reader of IPVS counters, with its own netlink socket.
 #[derive(Debug, Default)]
 pub(super) struct IpvsCounters {
-    /// Socket, opened by the first read.
+    /// Netlink socket, or `None` before the first read and after a failed one.
     ipvs: Option<Ipvs>,
     /// Service address that each fwmark stands for.
     marks: MarkAddresses,

@@ -15,7 +15,7 @@ use crate::metrics::restores::FailedRestores;
 use crate::metrics::rows::Rows;
 use crate::metrics::{ModeLabels, SyncExtent};
 
-/// Handles of the metrics of IPVS mode.
+/// Metrics of IPVS mode.
 #[derive(Debug)]
 pub(super) struct IpvsMetrics {
     restores: FailedRestores,

@@ -37,7 +37,8 @@ const SET_MATCH: (&str, u8) = ("set", 1);
 /// Table and chain in which Calico's Felix changes packet marks at the hook `input`, with its
 /// iptables data plane.
 const FELIX: (Table, &str) = (Table::Filter, "cali-INPUT");
-/// Table and chain in which Felix does so with its nftables data plane.
+/// Table and chain in which Calico's Felix changes packet marks at the hook `input`, with its
+/// nftables data plane.
 const FELIX_IN_NFTABLES: (&str, &str) = ("calico", "filter-INPUT");
 
 impl ChosenShim {
@@ -48,7 +49,8 @@ impl ChosenShim {
             && settings.ipvs.semantics.is_exact()
             && access == Access::Write
         {
-            // Modules and extensions are the same for both families.
+            // Checks only one IP family, because both families use the same kernel modules and
+            // extensions.
             let mut there = IpFamily::ALL.into_iter();
             let there = there.find(|family| iptables::exists(*family).is_ok());
             there.map_or(Ok(()), |family| proxy_ipvs::check_marks(iptables, family))?;

@@ -6,8 +6,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets, line
 /// Choice of the upper bounds of a histogram's buckets.
 #[derive(Debug, Clone, Copy)]
 pub enum Buckets {
-    /// Buckets for the durations of syncs, from 1 ms to 16 s. Each bound is twice the previous
-    /// bound.
+    /// Buckets for the durations of syncs, from 1 ms to 16 s. Each bound is twice its predecessor.
     Sync,
     /// Buckets for network programming latencies: in steps of 0.25 s, then of 1 s, 5 s and 30 s, up
     /// to 5 minutes.

@@ -23,7 +23,7 @@ struct LayoutLabels {
     layout: &'static str,
 }
 
-/// Handles of the mode's metrics.
+/// Metrics of nftables mode.
 #[derive(Debug, Default)]
 pub(super) struct TableMetrics {
     failed_syncs: Family<FamilyLabels, Counter>,

@@ -236,8 +236,8 @@ fn limits() -> Limits {
         // Closes the listening ports immediately, because the next process opens the same ports.
         linger: Duration::ZERO,
         dial: Dial::Once(DIAL),
-        // All clients connect from localhost, so they share one endpoint of session affinity per
-        // port.
+        // All clients connect from localhost, so session affinity cannot tell them apart and
+        // applies to the whole port.
         pin: Pin::Port,
         reach: AllowedClients::Anybody,
         ..Limits::default()

@@ -366,7 +366,7 @@ impl Run {
     }
 }
 
-/// Reason why a rule's outcome is unknown: it tests data that the packet's question does not give.
+/// Reason for an unknown outcome: the rule tests data of the packet that is not known.
 const NOT_KNOWN: &str = "it asks something that is not known of this packet";
 
 /// Reports whether an unsupported expression changes the packet or its path, such as `queue`, or

@@ -21,7 +21,7 @@ pub struct InMemoryTables {
     sets: HashMap<ObjectId, (KernelSet, Contents)>,
     /// Number of queries for rules, sets and elements so far.
     pub asked: usize,
-    /// Number of further queries of the generation that simulate a change of the ruleset.
+    /// Number of queries of the generation that still cause a simulated change of the ruleset.
     pub changes: usize,
 }
 

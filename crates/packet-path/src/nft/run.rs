@@ -72,7 +72,7 @@ impl Effect {
 
 /// Result of evaluating a rule on one path.
 pub(super) enum RuleResult {
-    /// The rule has ended, with its verdict. `None` means that the next rule follows.
+    /// The rule has ended, with its verdict. Without one, the next rule follows.
     Ended(Box<Run>, Option<Verdict>),
     /// The path splits, and the rule continues on each of these paths.
     Fork(Vec<Run>),

@@ -200,7 +200,7 @@ impl RuleParser {
                 0 => Property::Always(true),
                 number => Property::Protocol(number),
             },
-            // These options do not change the test's outcome for a first packet.
+            // These options add no test of their own.
             ("comment", "--comment")
             | ("statistic", "--mode" | "--packet")
             | ("recent", "--seconds" | "--hitcount" | "--mask") => {

@@ -46,8 +46,8 @@ pub(super) enum Property {
     Mark(u32, u32),
     /// Connection mark with this value under this mask (`-m connmark --mark`).
     ConnectionMark(u32, u32),
-    /// Address of one of these types (`--src-type`, `--dst-type`). With a last field, only
-    /// addresses of the input interface (`Side::Source`) or of the output interface
+    /// Address of one of these types (`--src-type`, `--dst-type`). The last field, if any, makes
+    /// only addresses of the input interface (`Side::Source`) or of the output interface
     /// (`Side::Destination`) count as local.
     AddressType(Side, Vec<String>, Option<Side>),
     /// Member of the ipset with this name (`--match-set`). Each side selects source or destination

@@ -102,7 +102,7 @@ fn replies_pass_rules_of_other_programs() {
 }
 
 #[test]
-fn a_rule_that_matches_the_clients_source_port_has_an_unknown_outcome() {
+fn a_reply_rule_that_matches_the_clients_port_has_an_unknown_outcome() {
     let rule = "-A FORWARD -p tcp -m tcp --dport 40000 -j DROP";
     let fates = fates(&world("ipvs", "filter", rule), POD);
     assert!(
