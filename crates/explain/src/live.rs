@@ -217,8 +217,8 @@ impl PacketTracer for LiveState {
         let from = match &planned.sender.way {
             PacketOrigin::Made(source) => Sender::Node(*source),
             PacketOrigin::Comes(interface, source) => {
-                // Gives no interface if the route to the source uses it. The trace then takes the
-                // interface from the route, which also has its index.
+                // Passes no interface if the route to the source uses the same one. The trace then
+                // takes the interface from the route, which also has its index.
                 let is_by_route = self
                     .hop(*source)
                     .is_some_and(|hop| hop.interface == *interface);

@@ -1,4 +1,4 @@
-//! Settings that only iptables mode has.
+//! Settings that only iptables mode has, read from flags.
 
 use flags::Flags;
 

@@ -1,4 +1,4 @@
-//! Settings that only IPVS mode has.
+//! Settings that only IPVS mode has, read from flags.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Settings that only nftables mode has.
+//! Settings that only nftables mode has, read from flags.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Settings that only userspace mode has.
+//! Settings that only userspace mode has, read from flags.
 
 use std::time::Duration;
 
