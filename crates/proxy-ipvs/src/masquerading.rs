@@ -181,21 +181,24 @@ pub(crate) fn awaits_refused_server(
         && owner.is_some_and(|(owner, mark)| lacks_outside_server(tables, owner, mark))
 }
 
-/// Returns the wanted marks that must be removed before a plan creates this fwmark virtual server.
-/// Until now, the kernel has sent packets with these marks to the virtual servers at their
-/// destination addresses. A new virtual server has no destinations at first, so the kernel would
-/// reject these packets for a moment. Once the virtual server has destinations, the marks return.
+/// Returns the wanted marks that must be removed before a plan creates an fwmark virtual server
+/// that the kernel has refused before. Until now, the kernel has sent packets with these marks to
+/// the virtual servers at their destination addresses. A new virtual server has no destinations at
+/// first, so the kernel would reject these packets for a moment. Once the virtual server has
+/// destinations, the marks return.
 pub(crate) fn early_marks(tables: &Tables, key: &VirtualServerKey) -> Vec<Member> {
     let VirtualServerKey::Mark { mark, .. } = key else {
         return Vec::new();
     };
     let servers = &tables.servers;
-    let Some(owner) = servers.owner(key).filter(|_| servers.actual(key).is_none()) else {
+    // An incomplete read may have missed the virtual server, so its absence alone proves nothing.
+    let Some(owner) = servers.owner(key).filter(|_| is_refused(tables, key)) else {
         return Vec::new();
     };
     let table = tables.members(Set::LocalMark);
     let own = servers.keys_of(owner).iter();
-    let serving = own.filter(|key| servers.actual(key).is_some_and(serves));
+    let serving =
+        own.filter(|key| servers.actual(key).is_some_and(serves) && !loses_endpoints(tables, key));
     let at = serving.filter_map(VirtualServerKey::address);
     let all = at.map(|at| Member::AddressPortMark(at.address, at.protocol, at.port, *mark));
     all.filter(|member| table.actual(member).is_some() && !table.is_failing(member))
