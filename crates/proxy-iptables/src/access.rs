@@ -1,4 +1,5 @@
-//! The system calls and program runs of this mode's worker threads: reads, writes and queries.
+//! Kernel access of this mode's worker threads: reads, writes and queries, by system calls and
+//! iptables programs.
 
 use engine::KernelAccess;
 use proxy::Unreadable;
@@ -30,8 +31,8 @@ impl<K: Kernel> KernelAccess<K> for Iptables {
     }
 
     fn query(kernel: &mut K, config: &Config, _: CanaryQuery) -> Result<bool, Unreadable> {
-        // Reads mangle, the table with the fewest rules. A program that flushes all tables also
-        // deletes the canary chain in mangle.
+        // Reads only table mangle, which usually has the fewest rules. A program that flushes all
+        // tables also deletes the canary chain in this table.
         let saved = read(kernel, config, Some(Table::Mangle));
         saved.map(|saved| saved.base.has_canary(Table::Mangle))
     }

@@ -1,6 +1,6 @@
-//! The base: rules that do not depend on Services.
+//! The base: this mode's rules that do not depend on Services.
 //!
-//! * the shared chains;
+//! * the chains that all Services share;
 //! * the jumps to these chains;
 //! * the rules that masquerade and forward packets.
 //!
@@ -22,13 +22,15 @@ use crate::chain::{Purpose, Shared};
 use crate::config::Config;
 use crate::nfacct::Counter;
 
-/// Name of an empty chain in each table. If the chain is missing, another program has flushed the
-/// table.
+/// Name of an empty chain in each table. If the chain is missing, the mode concludes that another
+/// program has flushed the table.
 pub(crate) const CANARY: &str = "KUBE-PROXY-CANARY";
-/// Chain of the kubelet. This mode creates the chain and adds a rule, but never empties the chain.
+/// Chain of the kubelet. This mode creates the chain if necessary and adds a rule, but never
+/// empties the chain.
 pub(crate) const KUBELET: &str = "KUBE-FIREWALL";
 
-/// Chains that exist even without Services. Some of them also contain rules of Services.
+/// Chains that this mode creates even if there is no Service. Some of them also contain rules of
+/// Services.
 const CHAINS: [(Table, &str); 13] = [
     (Table::Mangle, CANARY),
     (Table::Filter, CANARY),
@@ -56,7 +58,7 @@ const PREFIXES: [(Table, &str); 6] = [
     (Table::Nat, "KUBE-XLB-"),
 ];
 
-/// Footprint of this mode: all entries that it creates in the kernel.
+/// Footprint of this mode: all chains and jumps that it creates in the kernel.
 pub const FOOTPRINT: Footprint = Footprint {
     chains: &CHAINS,
     prefixes: &PREFIXES,
@@ -111,11 +113,11 @@ const JUMPS: [Jump; 14] = {
     ]
 };
 
-/// Returns a rule that drops packets from other hosts to localhost. The kubelet writes the same
+/// Returns the rule that drops packets from other hosts to localhost. The kubelet writes the same
 /// rule.
 ///
-/// The mode sets `route_localnet`. Without this rule, other hosts in the network could then reach
-/// programs that listen on localhost (kubernetes/kubernetes#90259).
+/// The mode sets `route_localnet` for NodePorts on localhost. Without this rule, other hosts in the
+/// network could then reach programs that listen on localhost (kubernetes/kubernetes#90259).
 fn martian_rule() -> String {
     let matches = [
         Match::NotSource(LOCALHOST),
@@ -135,8 +137,8 @@ pub(crate) fn guests(config: &Config) -> impl Iterator<Item = (Table, String)> {
     jumps.chain(martian)
 }
 
-/// The base in one IP family: chains with the rules that do not depend on Services, and this mode's
-/// rules in chains of other programs.
+/// The base in one IP family: chains with rules that do not depend on Services, and this mode's
+/// rules in built-in chains and other programs' chains.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Base {
     /// Rules that do not depend on Services, by chain. In a shared chain, these rules follow the
@@ -146,8 +148,8 @@ pub struct Base {
 }
 
 impl Base {
-    /// Creates the wanted base. `node_ports` are the addresses that serve NodePorts, or `None` if
-    /// all addresses serve NodePorts.
+    /// Creates the wanted base. `node_ports` contains the addresses that serve NodePorts, or is
+    /// `None` if all addresses of the node do.
     pub(crate) fn new(family: IpFamily, config: &Config, node_ports: Option<&[IpAddr]>) -> Self {
         let chain = |(table, name): (Table, &'static str)| {
             let rules = match (table, name) {
@@ -170,14 +172,15 @@ impl Base {
         }
     }
 
-    /// Replaces the rules for NodePort addresses with those that the kernel has now (`installed`).
+    /// Replaces the wanted jumps for NodePort addresses by the jumps that the kernel has
+    /// (`installed`).
     pub(crate) fn keep_node_ports(&mut self, installed: &Self) {
         let chain = Shared::NatServices;
         let key = (chain.table(), chain.name());
         self.chains.insert(key, installed.tail(chain).to_vec());
     }
 
-    /// Returns the chains whose rules differ from the rules that the kernel has (`installed`).
+    /// Returns the chains of this base that `installed` lacks, or has with other rules.
     pub(crate) fn differing<'a>(
         &'a self,
         installed: &'a Self,
@@ -188,7 +191,8 @@ impl Base {
             .map(|((table, name), lines)| (*table, *name, lines.as_slice()))
     }
 
-    /// Returns the edits that add this mode's missing rules to chains of other programs, in order.
+    /// Returns the edits that add the rules that `installed` lacks to built-in chains and other
+    /// programs' chains, in order.
     pub(crate) fn missing_guests(&self, installed: &Self) -> Vec<(Table, Edit)> {
         let wanted = JUMPS.iter().map(|jump| (jump.table, jump.line()));
         let jumps = wanted
@@ -201,13 +205,13 @@ impl Base {
         jumps.chain(others).collect()
     }
 
-    /// Returns the rules that follow the rules of Services in a shared chain.
+    /// Returns the base rules at the end of a shared chain, after the rules of Services.
     pub(crate) fn tail(&self, chain: Shared) -> &[String] {
         let tail = self.chains.get(&(chain.table(), chain.name()));
         tail.map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the number of rules in a table, without the rules in chains of other programs.
+    /// Returns the number of base rules in a table, without this mode's rules in other chains.
     pub(crate) fn rules(&self, table: Table) -> usize {
         let chains = self.chains.iter().filter(|((of, _), _)| *of == table);
         chains.map(|(_, lines)| lines.len()).sum()
@@ -220,7 +224,8 @@ impl Base {
     }
 }
 
-/// Addition of a rule to a chain of another program. The chain's other rules stay.
+/// Addition of one rule to a built-in chain or another program's chain, which keeps its other
+/// rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Edit {
     /// Adds the rule at the head of the chain.
@@ -237,7 +242,7 @@ impl fmt::Display for Edit {
     }
 }
 
-/// Returns the rules at the end of chain `KUBE-SERVICES` in table nat. These rules jump to
+/// Returns the rules at the end of chain `KUBE-SERVICES` in table nat, which jump to
 /// `KUBE-NODEPORTS`.
 fn to_node_ports(family: IpFamily, config: &Config, addresses: Option<&[IpAddr]>) -> Vec<Rule> {
     let last = "kubernetes service nodeports; NOTE: this must be the last rule in this chain";
@@ -264,8 +269,8 @@ fn to_node_ports(family: IpFamily, config: &Config, addresses: Option<&[IpAddr]>
     addresses.iter().map(rule).collect()
 }
 
-/// Returns the rules that accept forwarded traffic of Services, for a node whose firewall drops
-/// forwarded traffic.
+/// Returns the rules of chain `KUBE-FORWARD`. They accept forwarded traffic of Services, even on a
+/// node whose firewall drops forwarded traffic.
 fn forward(config: &Config) -> Vec<Rule> {
     // The kernel does not translate the addresses of INVALID packets back. A forwarded INVALID
     // packet would make its receiver reset the connection (kubernetes/kubernetes#74839).

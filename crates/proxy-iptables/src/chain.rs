@@ -1,5 +1,5 @@
-//! Names of chains. Shared chains have fixed names. The names of a Service port's chains contain
-//! upstream's hashes.
+//! Names of this mode's chains. Shared chains have fixed names. A Service port's chains have names
+//! with upstream's hashes.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ pub use iptables::Table;
 use proxy::Protocol;
 use ring::digest::{SHA256, digest};
 
-/// Purpose of a Service port's chain. All of these chains are in table nat.
+/// Purpose of a chain that belongs to one Service port. All such chains are in table nat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Purpose {
     /// Chain that chooses any endpoint in the cluster (`KUBE-SVC-`).
@@ -44,17 +44,18 @@ impl Purpose {
     }
 }
 
-/// Part of a chain's name that distinguishes chains of the same purpose: 16 characters of base32.
+/// Hash in a chain's name: 16 characters of base32, which distinguish chains with the same prefix.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Hash([u8; 16]);
 
 impl Hash {
-    /// Returns the hash of a Service port. `name` is `namespace/name:port`.
+    /// Returns the hash in the names of a Service port's chains. `name` is `namespace/name:port`.
     pub fn of_port(name: &str, protocol: Protocol) -> Self {
         Self::of(format_args!("{name}{}", protocol.lower()))
     }
 
-    /// Returns the hash of an endpoint of a Service port.
+    /// Returns the hash in the name of an endpoint's chain. `name` is the Service port's
+    /// `namespace/name:port`.
     pub fn of_endpoint(name: &str, protocol: Protocol, endpoint: SocketAddr) -> Self {
         Self::of(format_args!("{name}{}{endpoint}", protocol.lower()))
     }
@@ -65,7 +66,7 @@ impl Hash {
         let digest = digest(&SHA256, what.to_string().as_bytes());
         let mut bytes = digest.as_ref().iter();
         let mut hash = [0; 16];
-        // Five bytes become eight characters.
+        // Base32 encodes five bytes as eight characters.
         for eight in hash.chunks_exact_mut(8) {
             let bits = bytes
                 .by_ref()
@@ -92,12 +93,12 @@ impl fmt::Debug for Hash {
     }
 }
 
-/// A chain of a Service port.
+/// A chain that belongs to one Service port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Chain {
     /// Purpose of the chain, which determines the prefix of its name.
     pub purpose: Purpose,
-    /// Hash of the Service port or of the endpoint.
+    /// Hash of the Service port, or of the endpoint for [`Purpose::Endpoint`].
     pub hash: Hash,
 }
 
@@ -176,7 +177,7 @@ impl Shared {
         }
     }
 
-    /// Returns the shared chain with this name in this table.
+    /// Returns the shared chain with this name in this table, or `None` for any other chain.
     pub fn find(table: Table, name: &str) -> Option<Self> {
         let mut all = Self::ALL.into_iter();
         all.find(|chain| chain.table() == table && chain.name() == name)

@@ -1,5 +1,5 @@
-//! Claims: the rules that each Service wants, and the number of these rules. Also decides whether
-//! comments of rules name endpoints.
+//! Claims: the rules that each Service wants, and their number. Also decides whether the rules'
+//! comments name endpoints.
 
 use std::sync::Arc;
 
@@ -12,11 +12,11 @@ use crate::config::Config;
 use crate::port::{RuleContext, ServedPort, ServiceAddress, Slot};
 use crate::tables::Tables;
 
-/// Number of endpoints above which comments omit endpoints, as in upstream.
+/// Number of endpoints in an IP family above which rule comments omit endpoints, as in upstream.
 const MANY_ENDPOINTS: usize = 1000;
-/// Number of endpoints at which comments name endpoints again, after they had omitted them. Because
-/// of the gap to `MANY_ENDPOINTS`, a single endpoint that comes and goes does not rewrite every
-/// chain.
+/// Number of endpoints up to which rule comments name endpoints again, after they had omitted them.
+/// Because of the gap to `MANY_ENDPOINTS`, a single endpoint that comes and goes does not rewrite
+/// every chain.
 const FEW_ENDPOINTS: usize = 900;
 
 /// Wanted rules (claims) of all Services of one IP family.
@@ -26,22 +26,23 @@ pub(crate) struct Claims {
     ports: HashMap<NamespacedName, Vec<Arc<ServedPort>>>,
     /// Compiled port of each owner, with the number of its rules.
     by_owner: HashMap<Arc<Owner>, (Arc<ServedPort>, RuleCounts)>,
-    /// Service ports that claim each address and port. The first of these Service ports owns all
+    /// For each address and port, the Service ports that claim it. The first Service port owns all
     /// rules for the address and port, in every chain.
     pub(crate) places: Entries<ServiceAddress, (), Arc<Owner>>,
     endpoints: usize,
-    /// Number of rules that all Services together claim.
+    /// Total numbers of the rules that all Services claim.
     pub(crate) rules: RuleCounts,
     pub(crate) is_terse: bool,
-    /// True once all objects are known. Until then, the mode must not remove unwanted rules.
+    /// True once every Service and EndpointSlice is known. Until then, the mode must not remove
+    /// unwanted rules.
     pub(crate) may_delete: bool,
 }
 
-/// Numbers of rules in tables filter and nat.
+/// Number of rules in table filter, then in table nat.
 pub(crate) type RuleCounts = [usize; 2];
 
 impl Claims {
-    /// Returns all Services that claim rules.
+    /// Returns the names of all Services that claim rules.
     pub(crate) fn services(&self) -> impl Iterator<Item = &NamespacedName> {
         self.ports.keys()
     }
@@ -99,9 +100,9 @@ impl Claims {
         let slots = port.slots(style);
         let mut chains = port.chains(style);
         if !self.may_delete && port.is_cut_off() {
-            // This node's endpoints may be in an object that the mode has not received yet, or
-            // cannot read. So this chain, and the chains to which it jumps, keep the rules that the
-            // kernel has.
+            // An object that the mode has not received yet, or cannot read, may contain endpoints
+            // on this node. So this chain keeps the rules that the kernel has, and so do the chains
+            // to which it jumps.
             let external = port.external_chain();
             let mut compiled = chains.iter_mut().filter(|(chain, _)| *chain == external);
             if let (Some((_, content)), Some(there)) =
@@ -141,9 +142,8 @@ impl Claims {
         self.count(&owner, Some((port, [filter, nat])));
     }
 
-    /// Replaces the addresses and ports that a Service port claims with those of `slots`. If this
-    /// changes the owner of an address and port, also updates the rules of the previous or new
-    /// owner.
+    /// Replaces the addresses and ports that a Service port claims by those of `slots`. If an
+    /// address and port gets another owner, also updates the rules of its former and its new owner.
     fn claim_places(
         &mut self,
         owner: &Arc<Owner>,
@@ -195,7 +195,8 @@ impl Claims {
         }
     }
 
-    /// Records the compiled port of an owner with its numbers of rules, and updates the totals.
+    /// Records an owner's compiled port and its numbers of rules, and updates the totals. `None`
+    /// removes the owner.
     fn count(&mut self, owner: &Arc<Owner>, now: Option<(Arc<ServedPort>, RuleCounts)>) {
         let rules = now.as_ref().map_or([0; 2], |(_, rules)| *rules);
         let before = match now {

@@ -13,11 +13,11 @@ use proxy::LocalDetector;
     reason = "each is a flag, or a fact about the node"
 )]
 pub struct Config {
-    /// True if the rules masquerade all traffic of Services (`--masquerade-all`).
+    /// True if rules masquerade all traffic to cluster IPs (`--masquerade-all`).
     pub masquerade_all: bool,
     /// Mark of packets that the rules masquerade: `1 << --iptables-masquerade-bit`.
     pub masquerade_mark: u32,
-    /// Detector of traffic from pods of this node.
+    /// Detector of traffic from this node's pods (`--detect-local-mode`).
     pub detector: LocalDetector,
     /// True if the mode serves NodePorts at 127.0.0.0/8: `--iptables-localhost-nodeports` is set,
     /// and `--nodeport-addresses` includes these addresses. Always false for IPv6.
@@ -25,11 +25,11 @@ pub struct Config {
     /// True if the rules accept packets that connection tracking marks INVALID, because
     /// `nf_conntrack_tcp_be_liberal` is set.
     pub lets_invalid_pass: bool,
-    /// True if the kernel has nfacct counters (see [`Counter`](crate::Counter)).
+    /// True if the kernel supports nfacct counters (see [`Counter`](crate::Counter)).
     pub has_counters: bool,
     /// Period of the drift check (`--iptables-sync-period`).
     pub sync_period: Duration,
-    /// Source port of masqueraded flows: kept if possible, or random.
+    /// Source port of masqueraded flows: kept if possible, or always random.
     pub source_port: SourcePort,
     /// Modes whose leftovers this mode removes once it serves all Services.
     pub modes: Footprints,

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use crate::saved::Saved;
 
-/// Content of one part of the kernel's state, as read.
+/// Content of one part of the kernel's state, as a worker thread has read it.
 pub enum PartState {
-    /// All rules, and the duration of their read.
+    /// All rules of this mode, and the time that their read took.
     Rules(Box<Saved>, Duration),
     /// Addresses of the node.
     Addresses(BTreeSet<IpAddr>),
 }
 
-/// Query whether the canary chain exists. Another program that flushes the tables deletes this
-/// chain.
+/// Query for the canary chain in table mangle. If the chain is missing, another program has flushed
+/// the tables.
 pub struct CanaryQuery;

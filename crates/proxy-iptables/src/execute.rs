@@ -1,12 +1,13 @@
-//! Writes a plan, and reports the outcome of each piece of the plan. A piece is a list of commands
-//! that succeed or fail together.
+//! Writes a plan with `iptables-restore`, and reports the outcome of each piece. A piece is a list
+//! of commands that succeed or fail together.
 //!
 //! 1. The first attempt writes the whole plan with one `iptables-restore`
 //!    ([`RestoreStrategy::Together`]).
-//! 2. A refusal of this restore does not name the refused piece, and some tables may have been
-//!    written. So the mode reads the kernel again, and writes a new plan table by table
+//! 2. If iptables refuses this restore, it does not name the refused piece, and may have written
+//!    some tables. So the mode reads the kernel's rules again, and writes a new plan table by table
 //!    ([`RestoreStrategy::Apart`]).
-//! 3. The executor halves a refused restore until it has isolated each refused piece.
+//! 3. While iptables refuses a restore, the executor writes its halves separately, until it has
+//!    isolated each refused piece.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -18,12 +19,13 @@ use crate::kernel::{Kernel, Refusal};
 use crate::plan::{Op, Piece, PieceScope, Plan, RestoreStrategy, WriteOutcome, WriteOutcomes};
 use crate::port::OWN;
 
-/// Largest number of restores (processes) that one plan may use to isolate refused commands.
+/// Largest number of restores for one plan. Each restore starts a process, and refused commands
+/// need several restores to isolate them.
 const MAX_RESTORES: usize = 32;
 
 impl Plan {
-    /// Writes the plan to the kernel. Returns the outcome of each piece (commands that succeed or
-    /// fail together).
+    /// Writes the plan to the kernel with this strategy. Returns the outcome of each piece
+    /// (commands that succeed or fail together).
     pub(crate) fn apply(&self, kernel: &mut dyn Kernel, manner: RestoreStrategy) -> WriteOutcomes {
         let pieces = self.pieces();
         let mut executor = Executor {
@@ -43,7 +45,8 @@ impl Plan {
     }
 }
 
-/// Writes a restore with the commands of `pieces` for `tables`. Omits tables without commands.
+/// Writes the input of `iptables-restore` with the commands of `pieces` for `tables`. Omits tables
+/// without commands.
 fn write(tables: &[Table], pieces: &[&Piece<'_>], restore: &mut Restore<'_>) -> io::Result<()> {
     for table in tables {
         if pieces.iter().any(|piece| piece.touches(*table)) {
@@ -56,8 +59,8 @@ fn write(tables: &[Table], pieces: &[&Piece<'_>], restore: &mut Restore<'_>) -> 
 fn write_table(table: Table, pieces: &[&Piece<'_>], restore: &mut Restore<'_>) -> io::Result<()> {
     let ops = || pieces.iter().flat_map(move |piece| piece.of(table));
     restore.begin(table)?;
-    // Declares all chains first: the targets of later jumps must exist, and chains must be empty
-    // before their removal.
+    // Declares all chains first. This creates chains for later jumps, and empties chains that are
+    // removed later.
     for op in ops() {
         match op {
             Op::Write(name, _) => restore.declare(name)?,
@@ -124,7 +127,7 @@ impl WriteOutcomes {
     }
 }
 
-/// Writer of one plan, with the outcomes so far.
+/// Executor of one plan, with the outcomes so far.
 struct Executor<'a> {
     kernel: &'a mut dyn Kernel,
     /// Number of restores that the plan may still use.
@@ -190,8 +193,8 @@ impl Executor<'_> {
                 piece.touches(table) && self.outcomes.parts.get(at) == Some(&WriteOutcome::Done)
             });
             let mut parts: Vec<&Piece<'_>> = parts.collect();
-            // Makes pieces neighbors if they may fail for the same reason. Then one search isolates
-            // all of these pieces.
+            // Sorts pieces that may fail for the same reason next to each other, so that one search
+            // isolates all of them.
             parts.sort_by_key(|piece| piece.traits);
             self.halve(table, parts);
         }
@@ -210,7 +213,7 @@ impl Executor<'_> {
     }
 
     /// Checks whether the kernel accepts any write at all, after it has refused every write. The
-    /// test write empties the chain of the canary, which has no rules anyway.
+    /// test write flushes the canary chain, which is always empty.
     fn try_nothing(&mut self) {
         let mut write = |sink: &mut dyn Write| {
             let mut restore = Restore::new(sink);
@@ -224,7 +227,7 @@ impl Executor<'_> {
     }
 
     /// Writes the pieces of a table with one restore. If iptables refuses a group of pieces, tries
-    /// each half of the group. Larger groups come first.
+    /// each half of the group, and larger groups first.
     fn halve(&mut self, table: Table, all: Vec<&Piece<'_>>) {
         let mut groups = VecDeque::from([all]);
         while let Some(group) = groups.pop_front() {
@@ -265,7 +268,7 @@ mod tests {
 
     const SERVICES: Shared = Shared::FilterServices;
 
-    /// Returns writes for one Service port: a single new rule, which matches this port number.
+    /// Returns the writes of one Service port: one new rule, which matches this port number.
     fn part(chain: Shared, port: u16) -> PortWrites {
         let slot = Slot {
             chain,
@@ -307,10 +310,11 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_counts_its_rules_and_describes_its_steps() {
+    fn a_plan_counts_the_rules_that_it_writes_and_describes_its_steps() {
         let plan = plan();
-        // Table filter has five rules: one in the chain that the plan writes as a whole, and four
-        // single rules. The port's change in the whole chain is not counted again.
+        // The plan writes five rules in table filter: one in the chain that it writes as a whole,
+        // and four single rules. The fifth port's rule is the rule in the whole chain, and counts
+        // once.
         assert_eq!(plan.rules(Table::Filter), 5);
         assert_eq!(plan.rules(Table::Nat), 0);
         let lines = plan.lines();
@@ -352,8 +356,8 @@ mod tests {
         kernel.state().refused = vec!["-A INPUT".to_owned()];
         let outcomes = plan().apply(&mut kernel, RestoreStrategy::Apart);
         assert!(matches!(outcomes.base, WriteOutcome::Refused(_)));
-        // The executor tries no change to a Service port. This includes the last change, whose
-        // chain the base writes as a whole.
+        // The executor writes no Service port, not even the last one, whose chain the base writes
+        // as a whole.
         assert_eq!(outcomes.parts, vec![WriteOutcome::Untried; 5]);
         assert_eq!(outcomes.refused, 1);
     }

@@ -1,5 +1,5 @@
-//! A fake kernel for tests, which stores rules as iptables does. The fake refuses each write that
-//! iptables would refuse. Such a write leaves its table unchanged.
+//! A fake kernel for tests. It stores rules as iptables does, and refuses each write that iptables
+//! would refuse. A refused write leaves its table unchanged.
 
 use proxy::Unreadable;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,14 +19,14 @@ const MAX_NAME: usize = 28;
 #[derive(Debug, Clone, Default)]
 pub struct FakeKernel(Arc<Mutex<FakeState>>);
 
-/// Content of a fake kernel, and its faults.
+/// Content of a fake kernel, and the faults that a test has set.
 #[derive(Debug, Clone, Default)]
 pub struct FakeState {
     /// Chains with their rules, by table. Each rule is a line that begins with `-A`.
     pub tables: BTreeMap<Table, BTreeMap<String, Vec<String>>>,
-    /// Addresses of the node.
+    /// Addresses of all interfaces of the node.
     pub addresses: BTreeSet<IpAddr>,
-    /// Texts that make a rule invalid. The fake refuses each rule that contains one of these texts.
+    /// Texts that make a rule invalid: the fake refuses each rule that contains one of them.
     pub refused: Vec<String>,
     /// Reason why every write fails, such as a held lock. `None` if writes may succeed.
     pub held: Option<String>,
@@ -35,11 +35,12 @@ pub struct FakeState {
     pub held_after: Option<usize>,
     /// Reason why the rules cannot be read. `None` if the rules can be read.
     pub unreadable: Option<String>,
-    /// Number of reads of the addresses so far.
+    /// Number of times that the mode has read the addresses so far.
     pub address_reads: usize,
-    /// Restores since a test last cleared this list, including refused restores.
+    /// Inputs of `iptables-restore` since a test last cleared this list, including refused ones.
     pub restores: Vec<String>,
-    /// Reads of tables since a test last cleared this list. `None` stands for a read of all tables.
+    /// Tables that the mode has read since a test last cleared this list. `None` stands for a read
+    /// of all tables.
     pub saves: Vec<Option<Table>>,
 }
 
@@ -53,7 +54,7 @@ impl FakeKernel {
         kernel
     }
 
-    /// Locks the fake kernel, and returns its content.
+    /// Locks the fake kernel, and returns access to its content.
     pub fn state(&self) -> MutexGuard<'_, FakeState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -128,7 +129,8 @@ impl FakeState {
         line("COMMIT");
     }
 
-    /// Executes the commands for one table. If one of them is invalid, changes nothing.
+    /// Executes the commands for one table. If a command is invalid, changes nothing and returns
+    /// the error.
     fn commit(&mut self, table: Table, commands: &[(usize, String)]) -> Result<(), String> {
         let mut chains = self.tables.get(&table).cloned().unwrap_or_default();
         for (number, command) in commands {

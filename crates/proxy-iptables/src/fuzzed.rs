@@ -1,5 +1,5 @@
 //! Entry points for the fuzzer: one function for each parser of other programs' output. Each
-//! function takes bytes. Only the fuzzer uses these functions.
+//! function takes bytes. No other code uses these functions.
 
 use footprint::Footprints;
 

@@ -8,17 +8,17 @@ use footprint::Footprints;
 use iptables::{Input, Iptables, Kind, Table};
 use proxy::{IpFamily, Unreadable};
 
-/// Kernel modules to load at the start ([`Iptables::choose_loading`]), by alias. They contain
-/// matches and targets that usually only this mode needs. The kernel itself loads the modules for
-/// rarer rules.
+/// Aliases of kernel modules to load at the start ([`Iptables::choose_loading`]). They contain
+/// matches and targets that usually only this mode needs. The kernel loads the modules of rarer
+/// rules on demand.
 pub const MODULES: [&str; 3] = ["ipt_statistic", "ipt_tcp", "ipt_DNAT"];
 
-/// Time limit of a restore, including 5 s for the lock. The limit is long, because legacy iptables
-/// reads and writes whole tables, which takes minutes for very many rules.
+/// Time limit of a restore, including a wait of up to 5 s for the xtables lock. The limit is long,
+/// because legacy iptables reads and writes whole tables, which takes minutes for very many rules.
 const RESTORE_LIMIT: Duration = Duration::from_mins(5);
 
-/// Kernel operations of this mode for one IP family. There are two implementations: the iptables
-/// programs, and a strict fake that refuses the same input.
+/// Kernel operations of this mode for one IP family. There are two implementations: one runs the
+/// iptables programs, and one is a strict fake that refuses the same input.
 pub trait Kernel: Send + 'static {
     /// Returns the current time, for example to measure the duration of a read. A fake kernel may
     /// have its own clock.
@@ -37,7 +37,7 @@ pub trait Kernel: Send + 'static {
         line: &mut (dyn FnMut(&str) + Send),
     ) -> Result<(), Unreadable>;
 
-    /// Applies `text`, table by table. Applies either all commands for a table, or none. If
+    /// Passes `text` to `iptables-restore`, which writes each table completely or not at all. If
     /// iptables refuses a table, the earlier tables stay written. Starts a process.
     fn restore(&mut self, text: Input<'_>) -> Result<(), Refusal>;
 }
@@ -52,17 +52,18 @@ pub struct Refusal {
     pub kind: Kind,
 }
 
-/// The real kernel, through the iptables programs.
+/// Access to the real kernel through the iptables programs.
 #[derive(Debug)]
 pub struct IptablesKernel {
     family: IpFamily,
     iptables: Iptables,
-    /// Names of the modes' links. Addresses on these links are not addresses of the node.
+    /// Names of the links that modes create, such as `kube-ipvs0`. Their addresses do not count as
+    /// addresses of the node.
     links: Vec<&'static str>,
 }
 
 impl IptablesKernel {
-    /// Creates the access to the kernel for one IP family. [`Iptables::check`] must have succeeded.
+    /// Creates access to the kernel for one IP family. [`Iptables::check`] must have succeeded.
     pub fn new(family: IpFamily, iptables: Iptables) -> Self {
         Self {
             family,
@@ -71,7 +72,8 @@ impl IptablesKernel {
         }
     }
 
-    /// Excludes addresses on the links of these modes from the addresses of the node.
+    /// Excludes the addresses on the links of these modes (such as `kube-ipvs0`) from the node's
+    /// addresses.
     #[must_use]
     pub fn among(mut self, modes: Footprints) -> Self {
         self.links = footprint::links(modes);

@@ -1,4 +1,4 @@
-//! Types of this mode for the [`engine`].
+//! The types, lanes and parts with which this mode parameterizes the [`engine`].
 
 use crate::config::Config;
 use crate::plan::Plan;

@@ -1,5 +1,5 @@
-//! The iptables mode of kube-proxy: the rules that Services want, the rules in the kernel, and the
-//! restores that turn the kernel's rules into the wanted rules.
+//! The iptables mode of kube-proxy. It computes the rules that Services want, reads the kernel's
+//! rules, and writes the differences with `iptables-restore`.
 //!
 //! ```text
 //!  ServiceView ─▶ compile ─▶ ServedPort ─▶ Claims ─▶ Tables (wanted │ actual) ─▶ planner ─▶ Plan
@@ -7,12 +7,13 @@
 //!                     iptables-save ─ Saved ─ observe ┘    └ settle ◀ WriteOutcomes ◀ restore ┘
 //! ```
 //!
-//! * [`Iptables`] contains the tables and implements [`Scheme`](engine::Scheme).
+//! * [`Iptables`] contains the tables of wanted and actual rules, and implements
+//!   [`Scheme`](engine::Scheme).
 //! * [`Proxier`], the [`Mode`](proxy::Mode), is an [`Engine`](engine::Engine) with this scheme.
 //! * [`Kernel`] has two implementations: the iptables programs, which a separate thread runs, and a
 //!   strict fake for tests.
 //!
-//! All code up to the plan is pure.
+//! All code from `ServiceView` to `Plan` is pure.
 //!
 //! Chains and rules equal those of upstream's iptables mode. docs/design/iptables-mode.md describes
 //! them and their reasons.

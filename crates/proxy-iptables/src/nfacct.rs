@@ -1,4 +1,4 @@
-//! Named counters of the kernel (nfnetlink_acct). Rules increment them.
+//! Named packet counters in the kernel (nfnetlink_acct), which rules with `-m nfacct` increment.
 //!
 //! A counter belongs to a network namespace, and exists independently of rules. So programs can
 //! read a counter without reading rules, and the counter stays when rules are removed.
@@ -21,11 +21,11 @@ const fn message(command: u16) -> u16 {
     NFNL_SUBSYS_ACCT << 8 | command
 }
 
-/// A named counter.
+/// A named packet counter that this mode's rules increment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Counter {
-    /// Number of packets that rules dropped instead of forwarding them, because connection tracking
-    /// marked them INVALID.
+    /// Number of forwarded packets that a rule dropped, because connection tracking marked them
+    /// INVALID.
     InvalidDropped,
     /// Number of first packets of connections to NodePorts on 127.0.0.0/8.
     LocalhostNodePorts,
@@ -44,14 +44,15 @@ impl Counter {
     }
 }
 
-/// A connection for requests about counters, in the network namespace of the thread that opened it.
+/// A netlink socket for requests about counters, in the network namespace of the thread that opened
+/// it.
 #[derive(Debug)]
 pub struct NfacctSocket {
     connection: Connection,
 }
 
 impl NfacctSocket {
-    /// Opens a connection. The first request shows whether the kernel supports counters.
+    /// Opens a netlink socket. The first request shows whether the kernel supports nfacct counters.
     ///
     /// # Errors
     ///
@@ -60,16 +61,16 @@ impl NfacctSocket {
         Connection::open(Protocol::Netfilter).map(|connection| Self { connection })
     }
 
-    /// Creates the counters that are missing.
+    /// Creates the missing counters of [`Counter::ALL`].
     ///
     /// # Errors
     ///
-    /// Returns `EINVAL` if the kernel lacks nfacct and could not load it, and `EPERM` without the
-    /// privilege. Otherwise, returns the error of the socket.
+    /// Returns `EINVAL` if the kernel has no nfacct and could not load its module, and `EPERM`
+    /// without CAP_NET_ADMIN. Otherwise, returns the error of the socket.
     pub fn ensure(&mut self) -> Result<(), Error> {
         let mut batch = Batch::new();
         for counter in Counter::ALL {
-            // Queries each counter first: an existing counter needs no write.
+            // Queries each counter first, because an existing counter needs no write.
             if !matches!(self.packets(counter), Ok(Some(_))) {
                 batch.push(NEW, NLM_F_CREATE, |w| named(w, counter));
             }

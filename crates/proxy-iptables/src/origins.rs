@@ -1,5 +1,5 @@
-//! Origins of the names that this mode uses in the kernel: for each name, the Kubernetes objects or
-//! flags that need it.
+//! Origins of this mode's chains: for each chain name, the Kubernetes objects or flags that need
+//! the chain.
 
 use footprint::origin::{
     ADDRESSES, ENDPOINTS, FILTER, FORWARD, HEALTH, LOCAL_ENDPOINTS, MANGLE, MARK, MASQUERADE, NAT,
@@ -9,7 +9,7 @@ use footprint::origin::{
 const ENDPOINT: &str = "EndpointSlices: one endpoint";
 const CANARY: &str = "kube-proxy: tells it whether the table was flushed";
 
-/// One row for each name or name prefix. If one prefix begins with another prefix, the longer
+/// One row for each chain name or name prefix. If one prefix begins with another prefix, the longer
 /// prefix comes first.
 pub(crate) const ORIGINS: [Origin; 18] = [
     Origin::of(NAT, "KUBE-SERVICES", ADDRESSES),

@@ -1,13 +1,13 @@
-//! A plan: the pending writes as data. It contains the objects to write, and their commands.
+//! A plan: the next writes as data, and the iptables commands that write them.
 //!
 //! ```text
 //!   Plan ─ pieces ─▶ Piece: its subject and its ops ──▶ execute ─▶ WriteOutcomes
 //! ```
 //!
-//! A write changes only the chains that it names:
+//! A restore changes only the chains that it declares or names:
 //!
-//! * The write creates or empties the chains of a Service port, and fills them.
-//! * In a shared chain, the write removes and inserts single rules.
+//! * It creates or empties the chains of a Service port, and fills them.
+//! * In a shared chain, it deletes and inserts single rules.
 //!
 //! So the cost of a changed Service does not depend on the number of Services.
 
@@ -30,17 +30,17 @@ pub struct Plan {
     pub(crate) config: Arc<Config>,
     pub(crate) is_terse: bool,
     pub(crate) manner: RestoreStrategy,
-    /// The base that the kernel has after the write, or `None` if the write does not change the
-    /// base.
+    /// The base that the kernel has after the plan is written, or `None` if the plan does not
+    /// change the base.
     pub(crate) wanted: Option<Arc<Base>>,
-    /// Chains to write whose rules do not depend on Services, each with its table and its rules.
-    /// Omits shared chains.
+    /// Chains that contain only base rules, to be written as a whole, each with its table and its
+    /// rules.
     pub(crate) base: Vec<(Table, &'static str, Vec<String>)>,
-    /// Additions of this mode's rules to chains of other programs.
+    /// Rules of this mode that are added to built-in chains and other programs' chains.
     pub(crate) guests: Vec<(Table, Edit)>,
-    /// Shared chains that the write replaces as a whole.
+    /// Shared chains that the plan replaces as a whole.
     pub(crate) whole: Vec<WholeChain>,
-    /// Changes to the rules of single Service ports.
+    /// Changes to the rules of Service ports, one entry per Service port.
     pub(crate) parts: Vec<PortWrites>,
     /// Chains of Service ports that are no longer wanted.
     pub(crate) stale: Vec<Chain>,
@@ -57,7 +57,7 @@ pub struct PlanStep {
     pub chain: Option<WrittenChain>,
 }
 
-/// A chain that the write replaces completely.
+/// A chain that a plan replaces completely.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WrittenChain {
     /// Table of the chain.
@@ -70,7 +70,7 @@ pub struct WrittenChain {
     pub owner: Option<ServicePortName>,
 }
 
-/// A shared chain with all its rules.
+/// A shared chain that a plan replaces, with all its rules.
 #[derive(Debug, Clone)]
 pub(crate) struct WholeChain {
     pub(crate) chain: Shared,
@@ -81,12 +81,13 @@ pub(crate) struct WholeChain {
 /// Changes to the rules of one Service port.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PortWrites {
-    /// Owner, or `None` for slots that no Service port wants.
+    /// Service port that owns the rules, or `None` for rules in shared chains that no Service port
+    /// wants.
     pub(crate) owner: Option<Arc<Owner>>,
     pub(crate) port: Option<Arc<ServedPort>>,
     /// Chains of the Service port to write, with their content.
     pub(crate) chains: BTreeMap<Chain, Content>,
-    /// Number of rules that the write of these chains removes and adds.
+    /// Number of rules that writing `chains` removes and adds.
     pub(crate) rules: usize,
     pub(crate) slots: Vec<Change>,
 }
@@ -105,18 +106,18 @@ pub(crate) enum WriteOutcome {
     #[default]
     Done,
     Refused(Arc<str>),
-    /// Not tried: the plan had used all of its restores, the kernel had refused the base, or every
-    /// write would currently fail.
+    /// Not tried, for one of three reasons: the plan had used all of its restores, the kernel had
+    /// refused the base, or every write would currently fail.
     Untried,
 }
 
-/// Outcomes of a plan.
+/// Outcomes of all parts of a plan.
 #[derive(Debug, Clone, Default)]
 pub struct WriteOutcomes {
     pub(crate) base: WriteOutcome,
     /// Outcome of each entry of the plan's `parts`, in order.
     pub(crate) parts: Vec<WriteOutcome>,
-    /// Outcome for each stale chain: iptables accepted or refused its removal.
+    /// Outcome of removing each chain in the plan's `stale`, in order.
     pub(crate) stale: Vec<WriteOutcome>,
     pub(crate) leftovers: WriteOutcome,
     /// Number of restores that iptables accepted.
@@ -125,12 +126,12 @@ pub struct WriteOutcomes {
     pub(crate) refused: usize,
     /// True if a refused restore may have written some tables.
     pub(crate) is_doubtful: bool,
-    /// Error that would currently make every write fail, if any. All other outcomes then have no
-    /// meaning.
+    /// Error that currently makes every write fail, such as a held lock. All other outcomes then
+    /// have no meaning.
     pub(crate) general: Option<Arc<str>>,
 }
 
-/// Number of restores with which the executor writes a plan.
+/// Strategy by which the executor writes a plan: with one restore or with many.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum RestoreStrategy {
     /// One restore writes the whole plan.
@@ -140,12 +141,12 @@ pub(crate) enum RestoreStrategy {
     Apart,
 }
 
-/// Commands of one plan that succeed or fail together.
+/// A group of commands that succeed or fail together.
 #[derive(Debug)]
 pub(crate) struct Piece<'a> {
     pub(crate) subject: PieceScope,
-    /// Sort key, equal for pieces that may fail for the same reason. `None` for a piece without a
-    /// Service port.
+    /// Sort key that is equal for pieces that may fail for the same reason. `None` for a piece
+    /// without a Service port.
     pub(crate) traits: Option<(bool, Protocol, bool)>,
     pub(crate) ops: Vec<(Table, Op<'a>)>,
 }
@@ -195,7 +196,7 @@ pub(crate) struct Own<'a> {
     style: RuleContext<'a>,
 }
 
-/// The name of a chain.
+/// The name of a chain to remove.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Name<'a> {
     Own(Chain),
@@ -203,7 +204,7 @@ pub(crate) enum Name<'a> {
 }
 
 impl Plan {
-    /// Reports whether the plan is empty.
+    /// Reports whether the plan writes nothing.
     pub fn is_empty(&self) -> bool {
         !self.has_base()
             && self.parts.is_empty()
@@ -269,8 +270,7 @@ impl Plan {
 
     fn part_ops<'a>(&'a self, part: &'a PortWrites) -> Vec<(Table, Op<'a>)> {
         let mut ops = Vec::new();
-        // iptables inserts each rule at the head of its chain. So the commands begin with the last
-        // rule.
+        // Begins with the last rule, because iptables inserts each rule at the head of its chain.
         for change in part.slots.iter().rev() {
             let (chain, before, after) = (change.slot.chain, &change.before, &change.after);
             // With `Together`, the base piece writes the whole chain with its new rules, so this
@@ -294,8 +294,8 @@ impl Plan {
         ops
     }
 
-    /// Returns the number of rules that the plan writes in a table. Ignores rules in chains of
-    /// other programs.
+    /// Returns the number of rules that the plan writes in a table, without rules in built-in
+    /// chains and other programs' chains.
     pub(crate) fn rules(&self, table: Table) -> usize {
         let count = |(of, op): &(Table, Op<'_>), subject: PieceScope| match op {
             _ if *of != table => 0,
@@ -381,7 +381,7 @@ impl Own<'_> {
 }
 
 impl Op<'_> {
-    /// Describes this command, in a table, as steps for the operator.
+    /// Describes this command for a table as steps for the operator.
     fn tell(&self, table: Table) -> Vec<PlanStep> {
         let plain = |line| vec![PlanStep { line, chain: None }];
         match self {

@@ -1,4 +1,4 @@
-//! Plans the next write from the recorded wanted and actual rules.
+//! Plans the next restore, from the recorded wanted and actual rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,11 +20,11 @@ const FEW_CHANGES: usize = 64;
 /// Approximate number of Service rules in one restore. iptables-nft writes this number in 25 ms.
 /// The time of a larger restore grows with the square of its size.
 const MANY_RULES: usize = 1_024;
-/// Approximate maximum number of restores for all rules. The number is limited, because
-/// iptables-legacy reads and writes the whole table for each restore.
+/// Approximate largest number of restores that write all rules. iptables-legacy reads and writes a
+/// whole table for each restore, so more restores would take too long.
 const MAX_RESTORES: usize = 32;
-/// Number of rules per restore up to which a Service or namespace keeps its place in the writing
-/// order. Further rules of this Service or namespace follow the rules of other Services.
+/// Number of rules per restore up to which a Service or namespace keeps its place in the order of
+/// writes. Its further rules follow the rules of all other Services.
 const SHARE: usize = 256;
 
 /// Inputs from which the planner makes a plan.
@@ -40,7 +40,7 @@ pub(crate) struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    /// Returns the next writes. The plan may be empty.
+    /// Returns the next plan, which is empty if no write is due.
     pub(crate) fn plan(&self, config: &Arc<Config>) -> Plan {
         let mut plan = Plan {
             config: Arc::clone(config),
@@ -73,7 +73,7 @@ impl Planner<'_> {
         plan
     }
 
-    /// Returns all due changes of Service ports, by owner.
+    /// Returns the due changes of all Service ports, by owner.
     fn due_parts(&self) -> BTreeMap<Option<Arc<Owner>>, PortWrites> {
         let mut parts: BTreeMap<Option<Arc<Owner>>, PortWrites> = BTreeMap::new();
         for chain in self.tables.chains.due(self.now) {
@@ -95,7 +95,7 @@ impl Planner<'_> {
             part.slots = self.in_order(owner, &slots);
         }
         // The rules of a Service port jump to other chains of the same port. So the plan also
-        // writes these chains, even if their last write failed and their retry is not due.
+        // writes pending chains of this port whose retry is not due yet.
         for (owner, part) in &mut parts {
             let chains = owner.iter().flat_map(|of| self.tables.chains.keys_of(of));
             for chain in chains.filter(|chain| self.tables.chains.is_pending(chain)) {
@@ -121,7 +121,7 @@ impl Planner<'_> {
     ///
     /// Returns true if all Service ports fit.
     fn leave_for_later(&self, parts: &mut BTreeMap<Option<Arc<Owner>>, PortWrites>) -> bool {
-        // Defers no Service port until a first Service is served.
+        // At the start, the plan contains all Service ports, because no Service is served yet.
         if self.tables.slots.as_wanted_len() == 0 {
             return true;
         }
@@ -179,7 +179,8 @@ impl Planner<'_> {
         own.map(change).collect()
     }
 
-    /// Returns the slots to write. Includes unwanted slots only if the plan may remove them.
+    /// Returns the slots (addresses and ports in shared chains) whose rules are due. Includes
+    /// unwanted slots only if the plan may remove their rules.
     fn due_slots(&self) -> Vec<Slot> {
         let due = self.tables.slots.due(self.now);
         due.filter(|slot| self.may_delete || self.tables.slots.wanted(slot).is_some())
@@ -193,8 +194,8 @@ impl Planner<'_> {
         };
         let installed = self.tables.base.actual(&()).cloned().unwrap_or_default();
         let mut whole: BTreeSet<Shared> = self.tables.disordered.due(self.now).copied().collect();
-        // A chain that the plan replaces ends with base rules. Unless the plan writes the base, it
-        // repeats these rules as the kernel has them.
+        // In a replaced chain, base rules follow the rules of Services. Unless the plan writes the
+        // base, these are the base rules that the kernel has.
         let mut tails = &installed;
         if self.tables.base.due(self.now).next().is_some() {
             plan.wanted = Some(Arc::clone(wanted));
@@ -244,9 +245,9 @@ impl Planner<'_> {
         if chains.is_empty() {
             return texts;
         }
-        // True if the written chain contains the slot's wanted rules. Otherwise, it contains the
-        // rules that the kernel has: another piece or a later plan changes the slot, or the kernel
-        // has refused the slot.
+        // True if the plan writes the slot's wanted rules with its chain. Otherwise, the chain gets
+        // the rules that the kernel has: another piece or a later plan changes the slot, or the
+        // kernel has refused the slot.
         let is_written =
             |slot: &Slot| self.manner == RestoreStrategy::Together && written.contains(slot);
         let mut put = |slot: &Slot, text: Option<&Arc<str>>| {
@@ -274,7 +275,8 @@ impl Planner<'_> {
         texts
     }
 
-    /// Plans the removal of leftovers of other modes, once this mode serves all Services.
+    /// Returns a plan that removes leftovers of other modes, or `None` until this mode serves all
+    /// Services.
     pub(crate) fn plan_leftovers(&self) -> Option<Plan> {
         // After a rejected `iptables-restore`, the mode does not know which leftovers remain.
         if !self.may_delete || !self.tables.serve_all() || self.is_uncertain {

@@ -1,5 +1,5 @@
-//! Compiles a Service port, and renders its rules. This code is pure: no clock, I/O, log or kernel
-//! access.
+//! Compiles Service ports, and renders their rules. This code is pure: it uses no clock, I/O, log
+//! or kernel.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -14,7 +14,8 @@ use crate::chain::{Chain, Hash, Purpose, Shared};
 use crate::config::Config;
 use crate::nfacct::Counter;
 
-/// Key of the rules for one address and port in one shared chain.
+/// Key of the rules for one address and port in one shared chain. Such a chain contains rules of
+/// many Services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Slot {
     /// The shared chain that contains the rules.
@@ -28,7 +29,7 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Returns the address and port of the slot's rules.
+    /// Returns the address, port and protocol of the slot, without the chain.
     pub(crate) fn place(&self) -> ServiceAddress {
         ServiceAddress {
             address: self.address,
@@ -44,8 +45,8 @@ impl fmt::Display for Slot {
     }
 }
 
-/// An address and port, in any chain. One Service port owns all rules for an address and port.
-/// Rules of a second Service port could drop or reject packets for the owner.
+/// An address and port, independent of a chain. One Service port owns all rules for an address and
+/// port: rules of a second Service port could drop or reject the owner's packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct ServiceAddress {
     /// The destination address, or `None` for all addresses of this node.
@@ -74,7 +75,7 @@ pub struct RuleContext<'a> {
     pub is_terse: bool,
 }
 
-/// An endpoint and its chain.
+/// An endpoint, with the hash in its chain's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Endpoint {
     at: SocketAddr,
@@ -97,9 +98,9 @@ impl Endpoint {
     reason = "each says something else about a Service"
 )]
 pub struct ServedPort {
-    /// Service port that owns the compiled rules.
+    /// Service port that was compiled, which owns the rules.
     pub owner: Arc<Owner>,
-    /// Number of endpoints in any state.
+    /// Number of the Service port's endpoints on all nodes, in any state.
     pub endpoints: usize,
     family: IpFamily,
     /// Service port as `namespace/name:port`.
@@ -126,8 +127,8 @@ pub struct ServedPort {
     any: bool,
 }
 
-/// Compiles a Service into one entry for each of its ports. Returns no entry if the Service has no
-/// address of this family.
+/// Compiles each port of a Service. Returns an empty list if the Service has no cluster IP of this
+/// family.
 pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
     let service = view.service;
     let Some(cluster_ip) = service.cluster_ip(node.family) else {
@@ -210,8 +211,8 @@ impl ServedPort {
         })
     }
 
-    /// Reports whether a traffic policy has an endpoint. Policy `Local` (`is_local`) never falls
-    /// back to endpoints of other nodes.
+    /// Reports whether traffic of a policy has an endpoint. Policy `Local` (`is_local`) never falls
+    /// back to endpoints on other nodes.
     fn is_served(&self, is_local: bool) -> bool {
         if is_local {
             !self.local.is_empty()
@@ -234,7 +235,7 @@ impl ServedPort {
         self.any && self.is_reachable_from_outside() && !self.is_served(self.external_local)
     }
 
-    /// Returns the chain for packets from outside.
+    /// Returns the chain for packets from outside (`KUBE-EXT-`).
     pub(crate) fn external_chain(&self) -> Chain {
         self.chain(Purpose::External)
     }
@@ -442,8 +443,8 @@ impl ServedPort {
     fn firewall_rules(&self, tell: &mut dyn FnMut(Chain, Rule)) {
         let (chain, name) = (self.chain(Purpose::Firewall), &self.name);
         let ranges = self.source_ranges.iter().copied();
-        // If the node sends to a load-balancer address, the packet's source may be this same
-        // address. So the chain accepts this source, too.
+        // A packet from the node to a load-balancer address may have this same address as its
+        // source. So if the source ranges include the node, the chain accepts this source as well.
         let own = self.ingress_ips.iter().filter(|_| self.admits_node);
         for net in ranges.chain(own.map(|ip| IpNet::from(*ip))) {
             let comment = Match::comment(format!("{name} loadbalancer IP"));
@@ -454,8 +455,8 @@ impl ServedPort {
         tell(chain, Rule::without_target([Match::comment(rest)]));
     }
 
-    /// Passes the rules of one traffic policy's chain to `tell`: first the rules that masquerade
-    /// packets to the cluster IP, then the rules for endpoints.
+    /// Passes the rules of one traffic policy's chain (`KUBE-SVC-` or `KUBE-SVL-`) to `tell`: first
+    /// the rule that masquerades packets to the cluster IP, then the rules for endpoints.
     fn policy_rules(
         &self,
         is_local: bool,
@@ -503,9 +504,9 @@ impl ServedPort {
     ) {
         let (chain, protocol) = (endpoint.chain(), self.owner.name.protocol);
         let comment = || (!style.is_terse).then(|| Match::comment(self.name.clone()));
-        // Hairpin: a pod that connects to itself through the Service must see a client address
-        // other than its own (SNAT). Otherwise it would reply to itself directly, without the
-        // address translation.
+        // Hairpin: if a pod connects to itself through the Service, SNAT gives the packet another
+        // source address. Otherwise, the pod would reply to itself directly, without reverse
+        // translation.
         let hairpin = comment()
             .into_iter()
             .chain([Match::Source(endpoint.at.ip().into())]);
@@ -538,7 +539,8 @@ impl ServedPort {
         chains
     }
 
-    /// Passes the rules of the wanted chains to the writer, as lines that end with a line feed.
+    /// Passes the rules of the port's own chains that are `wanted` to `write`, as lines that end
+    /// with a line feed.
     pub fn write(
         &self,
         style: RuleContext<'_>,
@@ -584,7 +586,7 @@ pub struct Content {
 }
 
 impl Content {
-    /// Adds a rule to the end of the chain. The rule is a line without a line feed.
+    /// Adds a rule, which is a line without a line feed, to the end of the chain.
     pub fn add(&mut self, line: &str) {
         use std::hash::{DefaultHasher, Hash as _, Hasher as _};
         let mut hasher = DefaultHasher::new();

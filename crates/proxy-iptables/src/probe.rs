@@ -5,8 +5,8 @@ use proxy::{IpFamily, Protocol};
 
 use crate::nfacct::{Counter, NfacctSocket};
 
-/// Writes rules into an unused chain, and removes them again. The rules contain each match and
-/// target that all clusters need.
+/// Writes rules with every match and target that any cluster needs into a new chain, and removes
+/// them again.
 ///
 /// # Errors
 ///
@@ -31,8 +31,8 @@ pub fn probe(iptables: &Iptables, family: IpFamily) -> Result<(), IptablesError>
     iptables.try_rules(family, &rules.collect::<Vec<_>>())
 }
 
-/// Reports whether the table filter of a family has rules with nfacct counters. In each family,
-/// this mode has such a rule for INVALID packets, unless `nf_conntrack_tcp_be_liberal` is set.
+/// Reports whether table filter of a family has a rule with an nfacct counter. This mode has such a
+/// rule for INVALID packets, unless `nf_conntrack_tcp_be_liberal` is set.
 pub fn has_counting_rules(family: IpFamily, iptables: &Iptables) -> bool {
     if iptables.is_empty(family) {
         return false;
@@ -47,7 +47,8 @@ pub fn has_counting_rules(family: IpFamily, iptables: &Iptables) -> bool {
     read.is_ok() && has_some
 }
 
-/// Checks that the kernel has counters and that iptables can use them. Creates missing counters.
+/// Checks that the kernel has nfacct counters and that iptables can use them. Creates missing
+/// counters.
 ///
 /// Starts a process that looks for rules with counters. If no rule has a counter, starts another
 /// process that writes such a rule.

@@ -33,7 +33,7 @@ use crate::tables::Tables;
 /// last read.
 const READING_SHARE: u32 = 50;
 
-/// Number of Service ports in a plan above which the process returns free memory to the system.
+/// Number of Service ports in a plan from which the process returns free memory to the system.
 const MANY: usize = 1_000;
 
 /// The iptables mode for one IP family.
@@ -58,9 +58,11 @@ pub struct Iptables {
     /// True if the kernel's rules may differ from the rules that the tables record. The mode then
     /// reads the rules before its next write.
     has_to_read: bool,
-    /// Schedule of the queries whether the canary chain exists.
+    /// Schedule of the queries for the canary chain, which is missing if another program has
+    /// flushed the tables.
     canary: reconcile::ReadSchedule,
-    /// True if a periodic check is pending: a query for the canary chain, or a read of all rules.
+    /// True if a periodic check has not started yet: a query for the canary chain, or a read of all
+    /// rules.
     wants_look: bool,
 }
 
@@ -73,7 +75,8 @@ enum Freshness {
 }
 
 impl Iptables {
-    /// Sets the wanted base (the rules that do not depend on Services) for the node's addresses.
+    /// Sets the wanted base (the rules that do not depend on Services), for the addresses that
+    /// serve NodePorts.
     fn want_base(&mut self, state: &mut State) {
         let (family, config) = (state.node.family, &state.config);
         let selection = state.node.node_port_addresses.of(family);
@@ -161,7 +164,7 @@ impl Iptables {
         })
     }
 
-    /// Returns the numbers of wanted and of written rules.
+    /// Returns the rule counts for the metrics. `written` is `None` if the sync wrote nothing.
     fn counts(&self, written: Option<RuleCounts>) -> IptablesReport {
         let base = self.tables.base.wanted(&());
         let base = |table| base.map_or(0, |base| base.rules(table));
@@ -200,7 +203,8 @@ impl Iptables {
             Some(plan)
         };
         if is_empty && self.freshness == Freshness::Read {
-            // After the read, no write is due. Reports the counts without a write.
+            // The read found no difference, so no write follows. Reports the counts without a
+            // write.
             state.report.iptables = Some(self.counts(None));
             self.freshness = Freshness::Written;
         }
@@ -363,7 +367,7 @@ impl engine::Scheme for Iptables {
             state.wrote(Part::Rules);
         }
         if outcomes.refused > 0 {
-            // The kernel may have applied a part of the refused write.
+            // `iptables-restore` may have written some tables before the refusal.
             self.is_uncertain = true;
             self.has_to_read |= outcomes.is_doubtful || outcomes.taken > 0;
             self.read = None;
@@ -386,8 +390,7 @@ impl engine::Scheme for Iptables {
             RestoreStrategy::Together
         };
         if plan.manner == RestoreStrategy::Together && outcomes.refused > 0 {
-            // The next plan isolates the refused commands. The mode reports the outcome of that
-            // plan.
+            // The next plan isolates the refused commands, and its outcome is reported instead.
             return;
         }
         self.tables

@@ -21,7 +21,8 @@ use crate::chain::{Chain, Hash, Purpose};
 #[derive(Debug)]
 pub struct CounterReader {
     family: IpFamily,
-    /// Addresses, each with the chain to which its rule jumps, and the number of packets.
+    /// Served addresses, each with the chain to which its rule jumps, and the number of packets
+    /// that matched the rule.
     addresses: Vec<(ServedAddress, Chain, u64)>,
     /// Hash of the Service port to which an endpoint's chain belongs, by the hash of that chain.
     ports: HashMap<Hash, Hash>,
@@ -29,7 +30,8 @@ pub struct CounterReader {
     endpoints: HashMap<Hash, (SocketAddr, u64)>,
 }
 
-/// An address and port that rules serve. For a NodePort, the address is unspecified.
+/// An address and port at which rules serve a Service port. For a NodePort, the address is
+/// `0.0.0.0` or `::`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServedAddress {
     /// Address and port to which clients connect.
@@ -38,7 +40,7 @@ pub struct ServedAddress {
     pub protocol: Protocol,
 }
 
-/// Numbers of connections to one Service port.
+/// Numbers of connections to one Service port since its rules were last written.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PortConnections {
     /// Number of connections to each address. The addresses have the order of the rules, so the
@@ -59,7 +61,7 @@ impl CounterReader {
         }
     }
 
-    /// Reads a line. Ignores rules of other programs.
+    /// Reads a line of `iptables-save -c`. Ignores rules of other programs.
     pub fn read(&mut self, line: &str) {
         let Some(CountedRule { packets, rule }) = CountedRule::parse(line) else {
             return;
@@ -113,14 +115,14 @@ impl CounterReader {
         })
     }
 
-    /// Returns the numbers of connections to each Service port.
+    /// Returns the connections to each Service port, in arbitrary order.
     pub fn into_ports(self) -> impl Iterator<Item = PortConnections> {
         let mut all: HashMap<Hash, PortConnections> = HashMap::new();
         for (served, chain, packets) in self.addresses {
             let of = all.entry(chain.hash).or_default();
             let mut known = of.addresses.iter_mut();
-            // Two rules may lead from one address to the same Service port, for example one for
-            // each source range.
+            // Sums the packets if several rules lead from one address and port to the same Service
+            // port.
             match known.find(|(known, _)| *known == served) {
                 Some((_, sum)) => *sum = sum.saturating_add(packets),
                 None => of.addresses.push((served, packets)),
@@ -136,7 +138,8 @@ impl CounterReader {
     }
 }
 
-/// Returns the value of an option, or `None` if it is absent or does not parse.
+/// Returns the value of a rule's option, or `None` if the option is absent or its value does not
+/// parse.
 fn option<T: std::str::FromStr>(rule: RuleLine<'_>, name: &str) -> Option<T> {
     let mut options = rule.options();
     options.find(|word| word == name)?;

@@ -1,7 +1,7 @@
 //! Reads the output of `iptables-save` line by line, and stores the rules of this mode.
 //!
-//! Stores the chains of each Service port as digests, and the rules in shared chains by address and
-//! port.
+//! It stores the chains of each Service port as digests, and the rules in shared chains by address
+//! and port.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -25,9 +25,9 @@ pub use footprint::Leftovers;
 pub struct Saved {
     /// Chains of Service ports, as digests.
     pub chains: HashMap<Chain, Content>,
-    /// Rules in shared chains, as lines that end with a line feed.
+    /// Rules in shared chains by address and port, as lines that end with a line feed.
     pub slots: HashMap<Slot, String>,
-    /// All other rules of this mode.
+    /// Rules of this mode that do not depend on Services.
     pub base: Base,
     /// Shared chains that have a rule without an address and port, or a rule at a wrong position.
     pub disordered: BTreeSet<Shared>,
@@ -38,7 +38,7 @@ pub struct Saved {
 /// A reader of the output of `iptables-save`, line by line.
 #[derive(Debug)]
 pub struct Reader {
-    /// Rules of this mode in chains of other programs.
+    /// Rules of this mode to look for in built-in chains and other programs' chains.
     guests: BTreeSet<(Table, String)>,
     lines: iptables::Reader,
     others: Finder,
@@ -46,7 +46,8 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Creates a reader that has not read a line yet.
+    /// Creates a reader that looks for rules of this mode, and for leftovers of the modes in
+    /// `config`.
     pub fn new(config: &Config) -> Self {
         Self {
             guests: base::guests(config).collect(),
@@ -66,7 +67,7 @@ impl Reader {
         }
     }
 
-    /// Reads a line without its line feed.
+    /// Reads a line, which has no line feed.
     pub fn line(&mut self, line: &str) {
         match self.lines.read(line) {
             Some((table, Entry::Chain(name))) => self.declaration(table, name),

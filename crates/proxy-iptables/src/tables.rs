@@ -47,7 +47,7 @@ impl Tables {
         self.chains.count_removals(removals);
     }
 
-    /// Reports whether the kernel has all rules that Services share.
+    /// Reports whether the kernel has all base rules, and no disordered shared chain.
     pub(crate) fn has_base(&self) -> bool {
         self.base.pending_len() == 0 && self.disordered.pending_len() == 0
     }
@@ -60,12 +60,13 @@ impl Tables {
             && chains.all(|chain| !self.chains.is_pending(chain))
     }
 
-    /// Reports whether this mode serves all Services.
+    /// Reports whether the kernel has all wanted rules and no unwanted ones, so that this mode
+    /// serves all Services.
     pub(crate) fn serve_all(&self) -> bool {
         self.has_base() && self.slots.pending_len() == 0 && self.chains.pending_len() == 0
     }
 
-    /// Records that the plan has written nothing.
+    /// Records that no part of a plan was written. The mode retries all parts with back-off.
     pub(crate) fn fail_all(&mut self, plan: &Plan, now: Instant) {
         self.fail_base(plan, now);
         for part in &plan.parts {
@@ -118,8 +119,8 @@ impl Tables {
                         }
                     }
                 }
-                // The kernel accepted other restores, so the cause is this change. Reports the
-                // change, and excuses its entries from health.
+                // The cause is this change alone, because the kernel accepted other restores.
+                // Reports the change, and excuses its entries from health.
                 WriteOutcome::Refused(_) => {
                     let owner = part.owner.as_ref().map(|owner| owner.name.clone());
                     let failure = failure("write iptables rules", owner, outcome);
@@ -137,8 +138,8 @@ impl Tables {
             let what = format!("remove iptables chain {chain}");
             report.failures.extend(failure(&what, None, outcome));
             if matches!(outcome, WriteOutcome::Refused(_)) {
-                // A rule of another program jumps to the chain, so the kernel refuses the deletion.
-                // No Service depends on the deletion.
+                // The kernel refuses to delete the chain, because another program's rule jumps to
+                // it. No Service depends on the deletion.
                 self.chains.excuse(chain, now);
             } else {
                 self.chains.fail(chain, now);

@@ -1,5 +1,5 @@
-//! Compares the strict fake with the iptables programs and the kernel. The fake and the kernel must
-//! accept or refuse the same restores, and then have the same rules.
+//! Compares the strict fake with real iptables: both must accept or refuse the same restores, and
+//! then have the same rules.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::fmt::Write as _;
@@ -14,7 +14,7 @@ use proxy_iptables::{IptablesKernel, Kernel, Table};
 /// Number of random restores that the test applies one after another.
 const RESTORES: usize = 60;
 
-/// A source of random restores.
+/// A generator of random restores.
 struct Restores(Chance);
 
 impl Restores {
@@ -77,7 +77,7 @@ fn taken(kernel: &mut impl Kernel, text: &str) -> bool {
     }
 }
 
-/// Returns the chains and rules of the tables that the restores write.
+/// Returns the chains and rules of the tables filter and nat.
 fn held(kernel: &mut impl Kernel) -> Vec<String> {
     let mut held = Vec::new();
     for table in [Table::Filter, Table::Nat] {
@@ -134,7 +134,8 @@ fn compare(family: IpFamily, backend: Backend) {
         "{backend:?} {family}: {}",
         differences.join("\n")
     );
-    // The test proves little unless the kernel accepts some of the restores and refuses some.
+    // The test proves little unless the kernel refuses at least a fifth of the restores, and
+    // accepts some.
     assert!((RESTORES / 5..RESTORES).contains(&refused), "{refused}");
 }
 

@@ -24,7 +24,7 @@ use proxy::{
 use proxy_iptables::fake::{FakeKernel, FakeState};
 use proxy_iptables::{Config, Kernel, Lanes, Proxier, Refusal, Table};
 
-/// A test node with a proxier, a model and a fake kernel.
+/// A test node: a proxier of iptables mode, a model, and a fake kernel.
 struct World<K: Kernel = FakeKernel> {
     kernel: FakeKernel,
     proxier: Proxier<K>,
@@ -55,7 +55,8 @@ fn on_lanes<K: Kernel>(lanes: Lanes<K>, config: Config) -> Proxier<K> {
     Proxier::new(config, node, lanes, Instant::now())
 }
 
-/// A fake kernel that hangs in each read of a single table while the flag is set.
+/// A fake kernel that hangs in each read of a single table, while the flag is set and for at most
+/// 30 s.
 struct Slow(FakeKernel, Arc<AtomicBool>);
 
 impl Kernel for Slow {
@@ -148,7 +149,7 @@ impl<K: Kernel> World<K> {
         self.settle()
     }
 
-    /// Runs the daemon's loop without new changes.
+    /// Runs the daemon's loop without new changes, until no work is left.
     fn settle(&mut self) -> SyncOutcome {
         let (model, now) = (&self.model, &mut self.now);
         settle_until_due(&mut self.proxier, model, now, &mut self.conflicts)
@@ -161,7 +162,7 @@ impl<K: Kernel> World<K> {
         self.settle()
     }
 
-    /// Returns the restores since the last call, as texts.
+    /// Returns the inputs of `iptables-restore` since the last call.
     fn restores(&self) -> Vec<String> {
         std::mem::take(&mut self.kernel.state().restores)
     }
@@ -210,7 +211,7 @@ impl<K: Kernel> World<K> {
     }
 }
 
-/// Returns a test node that has written `services` Services with two endpoints each.
+/// Returns a test node that serves `services` Services with two endpoints each.
 fn serving(services: u16) -> World {
     let mut world = World::new();
     for number in 1..=services {
@@ -278,7 +279,7 @@ fn the_cost_of_a_change_does_not_grow_with_the_number_of_services() {
 }
 
 #[test]
-fn large_services_of_one_namespace_are_written_last_and_in_pieces() {
+fn large_services_of_one_namespace_are_written_last_in_several_restores() {
     let tenant = |number: u8| {
         let port = |port: u16| (Arc::<str>::from(format!("p{port}")), port);
         let ports: Vec<(Arc<str>, u16)> = (1..=50).map(port).collect();
@@ -317,7 +318,7 @@ fn large_services_of_one_namespace_are_written_last_and_in_pieces() {
     let longest = restores.iter().map(|text| text.lines().count()).max();
     assert!(longest.unwrap() < 4_000, "{longest:?} lines");
 
-    // Another proxier that writes all Services in one plan ends with the same rules.
+    // If another proxier writes all Services with one restore, the rules are the same.
     let mut other = World::new();
     for number in 1..=3 {
         other.apply(Event::ServiceApplied(service(number)));
@@ -482,7 +483,7 @@ fn rules_without_nfacct_differ_only_in_counting() {
         bare_forward[0],
         "-A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP"
     );
-    // The first rule counts packets. The remaining rules equal the rules without nfacct.
+    // The first rule exists only with nfacct. All other rules are the same without nfacct.
     assert_eq!(node_ports[1..], bare_node_ports);
     assert!(
         node_ports[0].contains("-d 127.0.0.0/8 ")
@@ -564,7 +565,7 @@ fn separate_restores_after_a_temporary_refusal_write_every_rule() {
         world.holds()
     };
     assert_eq!(world.holds(), at_a_start());
-    // Another program removes the rules. The proxier notices this when the kernel refuses the next
+    // Another program removes the rules. The proxier notices this because iptables refuses the next
     // change.
     world.damage(Table::Nat, "KUBE-SERVICES", Vec::clear);
     world.apply(Event::ServiceDeleted(service(3).name));
@@ -606,7 +607,7 @@ fn a_refused_service_does_not_affect_other_services() {
     assert_eq!(served.len(), 18 + 1);
     assert!(served.last().unwrap().ends_with("-j KUBE-NODEPORTS"));
     assert!(world.restores().len() < 32);
-    // Another Service changes at the same time.
+    // A change to a Service that was not refused is written without a failure.
     world.apply(slice_of(1, [1, 2, 3]));
     let report = world.sync();
     assert!(report.failures.is_empty(), "{report:?}");
@@ -639,7 +640,8 @@ fn rules_are_read_again_after_a_partly_written_restore() {
         let rules = world.chain(Table::Filter, "KUBE-SERVICES");
         rules.iter().filter(|rule| rule.contains("web-1")).count()
     };
-    // The change adds one rule to table filter and removes one rule from table nat.
+    // The removal of all endpoints adds one rule to table filter, and removes one rule from table
+    // nat.
     world.apply(slice_of(1, []));
     world.kernel.state().held_after = Some(1);
     world.kernel.state().unreadable = Some("the machine is busy".to_owned());
@@ -676,8 +678,8 @@ fn an_endpoint_chain_is_written_together_with_its_jump() {
         world.now = world.proxier.next_due(world.now).unwrap();
     }
     assert!(world.settle().pending > 0);
-    // The kernel would accept the refused change now, but its retry is due only in some seconds.
-    // Before that, another endpoint is removed.
+    // The kernel would accept the refused change now, but its retry is not due yet. Before the
+    // retry, another endpoint is removed.
     world.kernel.state().refused.clear();
     world.apply(slice_of(1, [1, 3]));
     let synced = world.sync();
@@ -708,8 +710,7 @@ fn unreadable_rules_are_reported_with_back_off_and_block_no_change() {
     }
     assert!((1..12).contains(&tries), "with back-off: {tries} in 100 s");
     assert_eq!(world.restores().len(), 20);
-    // Another program deletes all rules. From now on, the rules can be read again, so the mode
-    // repairs them.
+    // Another program deletes all rules. Once the rules can be read again, the mode repairs them.
     let held = world.holds();
     world.kernel.flush();
     world.kernel.state().unreadable = None;
@@ -741,7 +742,7 @@ fn unreadable_rules_at_start_block_all_writes_until_a_read_succeeds() {
 }
 
 #[test]
-fn a_node_with_only_refused_services_is_stuck() {
+fn a_node_whose_services_are_all_refused_counts_as_stuck() {
     let mut world = World::new();
     world.kernel.state().refused = vec!["default/".into()];
     for number in 1..=3 {
@@ -755,7 +756,7 @@ fn a_node_with_only_refused_services_is_stuck() {
     let synced = world.settle();
     let since = synced.stuck.unwrap();
     assert!(synced.settled.is_empty(), "{synced:?}");
-    // The work is pending since the update, which precedes the failed write. With a later time,
+    // The change is pending since the update, which precedes the failed write. With a later time,
     // health would count the update as served.
     assert_eq!(world.proxier.standing().pending_since, Some(asked));
     // The proxier still writes the base rules, but no Service makes progress, so the node stays
@@ -775,7 +776,7 @@ fn a_node_with_only_refused_services_is_stuck() {
 }
 
 #[test]
-fn node_ports_stay_unchanged_until_the_node_is_known() {
+fn nodeport_rules_stay_unchanged_until_the_node_address_is_known() {
     let exposed = || Service {
         ports: [ServicePort {
             node_port: Some(30080),
@@ -904,7 +905,7 @@ fn an_address_change_during_a_read_causes_a_second_read() {
         };
         put(&mut world, !is_there);
         world.now += Duration::from_millis(50);
-        // The worker thread has read the rules. The proxier records them only when the result
+        // The worker thread has read the addresses. The proxier records them only when the result
         // arrives.
         world.proxier.proceed(&world.model, world.now);
         put(&mut world, is_there);
@@ -986,8 +987,8 @@ fn only_the_older_load_balancer_at_a_shared_address_has_rules() {
             assert_eq!(about(&world), about(&alone), "{older:?} {younger:?}");
             assert_eq!(world.conflicts.len(), 1);
             assert_eq!(world.conflicts[0].object, "198.51.100.7:80/TCP");
-            // Without the older Service, the younger Service gets the address, and all its rules
-            // are written.
+            // After the older Service is deleted, the younger Service gets the address, with all
+            // its rules.
             world.apply(Event::ServiceDeleted(name("web-1")));
             assert_eq!(world.sync().pending, 0);
             assert!(world.conflicts.is_empty());
@@ -1071,7 +1072,7 @@ fn local_endpoints_stay_served_until_the_initial_lists_are_complete() {
 }
 
 #[test]
-fn rule_comments_are_short_with_many_endpoints() {
+fn rule_comments_name_no_endpoints_above_1000_endpoints() {
     let mut world = serving(1);
     world.apply(slice_of(1, 1..=1001));
     world.sync();
@@ -1138,7 +1139,7 @@ fn removal_of_ipvs_mode_leftovers_backs_off_while_writes_fail() {
     let synced = world.tick(Duration::from_mins(1));
     assert_eq!((synced.failures.len(), synced.failed_restores), (1, 1));
     assert_eq!(synced.pending, 1);
-    // The leftovers do not prevent writes of the mode's own rules.
+    // Leftovers that cannot be removed do not make the node count as stuck.
     assert_eq!(synced.stuck, None);
     let tries = 1 + world.restores_within(Duration::from_mins(2));
     assert!((5..12).contains(&tries), "{tries} in two minutes");
@@ -1155,8 +1156,8 @@ fn leftovers_of_ipvs_mode_are_removed_when_no_rule_refers_to_them() {
         rules.push("-A INPUT -s 9.9.9.9/32 -j KUBE-IPVS-FILTER".to_owned());
     });
     let synced = world.tick(Duration::from_mins(1));
-    // First, the proxier removes the leftovers in the same restore as its own rules. After the
-    // refusal, it tries to remove them in a separate restore.
+    // The mode does not report the first refusal. It reads the rules again, and retries the removal
+    // with the strategy `Apart`.
     assert_eq!((synced.failures.len(), synced.failed_restores), (1, 2));
     assert!(has_leftovers(&world));
     let tries = 2 + world.restores_within(Duration::from_mins(2));
@@ -1207,7 +1208,7 @@ fn a_kernel_without_drift_is_not_written() {
     assert!(world.restores().is_empty());
 }
 
-/// A step of the random sequence of events.
+/// A step of a random sequence of changes.
 #[derive(Debug, Clone)]
 enum Step {
     Apply(u16, u8),
@@ -1228,7 +1229,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Returns a Service with optional fields. Each bit adds one field.
+/// Returns a Service with some optional fields: each bit of `bits` sets one.
 fn varied(number: u16, bits: u8) -> Service {
     let [_, low] = number.to_be_bytes();
     let is = |bit: u8| bits & (1 << bit) != 0;
@@ -1237,7 +1238,7 @@ fn varied(number: u16, bits: u8) -> Service {
         varied.ports[0].node_port = Some(30_000 + number);
     }
     if is(1) {
-        // Two Services share this external IP.
+        // Services 2 and 3 share an external IP.
         varied.external_ips = vec![[198, 51, 100, low / 2].into()];
     }
     if is(2) {
@@ -1253,7 +1254,7 @@ fn varied(number: u16, bits: u8) -> Service {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
-    /// Checks that after any sequence of events, the kernel's rules equal the rules after a fresh
+    /// Checks that after any sequence of changes, the kernel has the same rules as after a fresh
     /// start with the same objects.
     #[test]
     fn any_sequence_of_changes_ends_in_the_state_of_a_fresh_start(steps in proptest::collection::vec(step(), 1..25)) {

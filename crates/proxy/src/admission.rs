@@ -1,12 +1,12 @@
 //! Decides which external and load-balancer addresses a Service may have (CVE-2020-8554).
 //!
-//! The API server assigns each cluster IP and node port only once. But two fields may contain an
-//! address of another tenant:
+//! The API server assigns each cluster IP and node port to only one Service. But two fields may
+//! contain an address of another tenant:
 //!
 //! - `spec.externalIPs`: users who may write a Service choose these addresses.
 //! - `status.loadBalancer`: users who may write the status of a Service choose these addresses.
 //!
-//! Every mode rejects the following addresses of a Service, regardless of the Service's age:
+//! In every mode, the model rejects the following addresses, regardless of the Service's age:
 //!
 //! - addresses outside the allowed networks, if any are set;
 //! - another Service's cluster IP;
@@ -74,21 +74,20 @@ impl AddressField {
     }
 }
 
-/// Reason why the model does not serve an address of a Service.
+/// Reason why the model rejects an external or load-balancer address of a Service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Refusal {
     /// The address is another Service's cluster IP.
     ClusterIp,
-    /// Clients reach the API server at the address, on this port.
+    /// The API server is reachable at the address, on this port.
     ApiServer(u16),
     /// No allowed network contains the address.
     NotAllowed,
-    /// The address is also that of another Service's load balancer, which serves this port and
-    /// protocol. A controller assigned the load balancer's address, but a user chose the external
-    /// IP.
+    /// Another Service's load balancer serves this port and protocol at the address. It has
+    /// precedence, because a controller assigned its address, whereas a user chose the external IP.
     LoadBalancer(u16, Protocol),
-    /// The address belongs to this node, and this port is another Service's node port. The API
-    /// server assigned the node port to that Service alone.
+    /// The address belongs to this node, and this port is another Service's node port. The node
+    /// port has precedence, because the API server assigned it to that Service alone.
     NodePort(u16, Protocol),
 }
 
@@ -107,35 +106,36 @@ pub struct RefusedAddress {
 #[derive(Debug, Default)]
 pub(crate) struct Admission {
     rules: AddressRules,
-    /// Number of Services that have each cluster IP.
+    /// Number of Services per cluster IP.
     cluster_ips: HashMap<IpAddr, u32>,
-    /// Services that list each external or load-balancer address.
+    /// Names of the Services that list each external or load-balancer address, even if it is
+    /// rejected.
     asked: BTreeMap<IpAddr, HashSet<NamespacedName>>,
-    /// Addresses and ports at which the source reaches the API server.
+    /// Addresses and ports to which the source connects to reach the API server.
     reached_at: Vec<SocketAddr>,
-    /// Endpoints of the Service `default/kubernetes`.
+    /// Endpoints of the Service `default/kubernetes`, which are API servers.
     endpoints: Vec<SocketAddr>,
     /// The addresses of `reached_at` and `endpoints`, sorted.
     api_servers: Vec<SocketAddr>,
     refused: HashMap<NamespacedName, Box<RestrictedService>>,
-    /// Services that list each external IP.
+    /// Names of the Services that list each external IP, even if it is rejected.
     external: HashMap<IpAddr, HashSet<NamespacedName>>,
-    /// Load-balancer addresses and ports at which each Service is served.
+    /// Load-balancer addresses and ports of each Service, without rejected ones.
     balanced: HashMap<NamespacedName, Vec<ServiceAddress>>,
-    /// Number of Services that are served at each load-balancer address and port.
+    /// Number of Services per load-balancer address and port, without rejected addresses.
     balancers: HashMap<IpAddr, HashMap<ServiceAddress, u32>>,
     /// Addresses of this node that serve NodePorts, sorted.
     node_addresses: Vec<IpAddr>,
-    /// Number of Service ports that have each node port.
+    /// Number of Service ports per node port.
     node_ports: HashMap<(u16, Protocol), u32>,
-    /// Services with external IPs, by each port number and protocol that they have.
+    /// Names of the Services with external IPs, by the number and protocol of each of their ports.
     external_ports: HashMap<(u16, Protocol), HashSet<NamespacedName>>,
-    /// Services whose external IPs the model must check again.
+    /// Names of Services whose external IPs the model must check again.
     doubted_names: HashSet<NamespacedName>,
-    /// Addresses to check again. The model rechecks every Service that lists one of these
-    /// addresses.
+    /// Addresses to check again, in every Service that lists one of them.
     doubted: HashSet<IpAddr>,
-    /// Version number of the decisions. Increases whenever a decision may have changed.
+    /// Number that increases whenever the set of rejected addresses or listed addresses may have
+    /// changed.
     version: u64,
 }
 
@@ -205,7 +205,7 @@ impl Admission {
         self.refused.get(name).map_or(&[], |held| &held.cut.excess)
     }
 
-    /// Returns the EndpointSlices of a Service that are not served, because they exceed its limits.
+    /// Returns the EndpointSlices of a Service that exceed its limits, so that they are not served.
     /// Returns `None` if all EndpointSlices are served.
     pub(crate) fn slices_left_out(
         &self,
@@ -231,18 +231,19 @@ impl Admission {
         asked.flat_map(|(address, names)| names.iter().map(|name| (*address, name)))
     }
 
-    /// Returns the original of the Service `served`, before the model removed parts.
+    /// Returns the full Service from which the model has made `served` by removing rejected parts.
     pub(crate) fn as_given<'a>(&'a self, served: &'a Service) -> &'a Service {
         let held = self.refused.get(&served.name);
         held.map_or(served, |held| &held.given)
     }
 
-    /// True if `given` equals the original of the Service `served`, before the model removed parts.
+    /// True if `given` equals the full Service that [`as_given`](Self::as_given) returns for
+    /// `served`.
     pub(crate) fn is_as_given(&self, served: &Service, given: &Service) -> bool {
         self.as_given(served) == given
     }
 
-    /// Records the addresses and node ports of a new Service, including addresses that the model
+    /// Records the addresses and node ports of an added Service, including addresses that the model
     /// rejects.
     pub(crate) fn enter(&mut self, given: &Service) {
         for ip in &given.cluster_ips {
@@ -314,7 +315,8 @@ impl Admission {
         self.refused.remove(&given.name);
     }
 
-    /// Sets the addresses of this node that serve NodePorts. The addresses must be sorted.
+    /// Sets the addresses of this node that serve NodePorts, which must be sorted. Marks Services
+    /// whose external IPs the model must check again.
     pub(crate) fn serve_node_ports_at(&mut self, addresses: &[IpAddr]) {
         if self.node_addresses == addresses {
             return;
@@ -444,7 +446,7 @@ impl Admission {
             why: *why,
         }));
         service.yielded = yielded.into_iter().map(|(of, _)| of).collect();
-        // Keeps an external IP if it still serves at least one port of the Service.
+        // Keeps an external IP if at least one port of the Service is still served there.
         let is_left = |ip: &IpAddr| {
             let mut ports = service.ports.iter();
             ports.any(|port| {
@@ -553,7 +555,7 @@ impl Admission {
         }
     }
 
-    /// Returns the names of the Services that the model must check again. Forgets these names.
+    /// Removes and returns the names of Services that the model must check again.
     pub(crate) fn take_doubted(&mut self) -> HashSet<NamespacedName> {
         let doubted = mem::take(&mut self.doubted);
         let names = doubted.iter().filter_map(|ip| self.asked.get(ip));

@@ -14,10 +14,10 @@ use crate::object::Service;
 pub struct Changes {
     /// Services that were changed or deleted, or whose endpoints have changed.
     pub services: HashSet<NamespacedName>,
-    /// Former addresses and node ports of Services that were deleted, and of changed Services that
-    /// may have lost some of them.
+    /// Former addresses and node ports of deleted Services, and of Services whose addresses or
+    /// ports have changed.
     pub left: HashMap<NamespacedName, FormerPlaces>,
-    /// IP families of the cluster IPs and endpoints that have changed.
+    /// IP families of the changed Services and EndpointSlices.
     pub families: FamilySet,
     /// True if the Node object of this node has changed.
     pub node: bool,
@@ -27,8 +27,8 @@ pub struct Changes {
     pub service_changes: usize,
     /// Number of events that changed an EndpointSlice.
     pub slice_changes: usize,
-    /// Times of the events that caused changes to EndpointSlices. A deletion adds no time, because
-    /// the annotation of a deleted EndpointSlice contains the time of an earlier change.
+    /// Trigger times of the changed EndpointSlices, from their annotations. A deleted EndpointSlice
+    /// has none, because its annotation contains the time of an earlier change.
     pub triggers: Vec<Trigger>,
     /// Known objects that a new list lacked, with one entry per list.
     pub vanished: Vec<MissingObjects>,
@@ -62,7 +62,7 @@ impl Extend<IpFamily> for FamilySet {
     }
 }
 
-/// A changed EndpointSlice, and the time of the event that caused the change.
+/// Time of the event that caused a change to an EndpointSlice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trigger {
     /// Service to which the EndpointSlice belongs.
@@ -91,7 +91,7 @@ pub struct MissingObjects {
 }
 
 impl MissingObjects {
-    /// Largest number of missing objects whose names are listed.
+    /// Largest number of names in [`MissingObjects::first`].
     pub const NAMED: usize = 5;
 
     /// Returns the objects that the list lacks, or `None` if it lacks no object.
@@ -122,16 +122,16 @@ impl Changes {
         self.node || self.service_cidrs || self.families.contains(family)
     }
 
-    /// Records a changed Service. The caller calls this function once with the old state and once
-    /// with the new state.
+    /// Records a changed Service, and the IP families of its cluster IPs. The caller passes the old
+    /// state, then the new state.
     pub(crate) fn note_service(&mut self, service: &Service) {
         let ips = service.cluster_ips.iter();
         self.families.extend(ips.map(|ip| IpFamily::of(*ip)));
         self.services.insert(service.name.clone());
     }
 
-    /// Records the former addresses and node ports of a Service. If its replacement `by` has the
-    /// same addresses and node ports, records nothing.
+    /// Records the addresses and node ports of a Service's old state. Records nothing if its new
+    /// state `by` has the same addresses and ports.
     pub(crate) fn note_left(&mut self, service: &Service, by: Option<&Service>) {
         if let Some(left) = FormerPlaces::of(service, by) {
             self.leave(service.name.clone(), left);
@@ -142,7 +142,7 @@ impl Changes {
         self.left.entry(name).or_default().extend(left);
     }
 
-    /// Adds the changes in `later` to these changes.
+    /// Merges later changes into these changes.
     pub fn extend(&mut self, later: Self) {
         let Self {
             services,
@@ -185,8 +185,8 @@ pub struct FormerPlaces {
 }
 
 impl FormerPlaces {
-    /// Returns the addresses and node ports of a Service. Returns `None` if its replacement `by`
-    /// has the same addresses and node ports.
+    /// Returns the addresses and node ports of a Service's old state. Returns `None` if its new
+    /// state `by` has the same addresses and ports.
     pub(crate) fn of(service: &Service, by: Option<&Service>) -> Option<Self> {
         let has_all = |by: &Service| {
             by.ports == service.ports

@@ -1,9 +1,10 @@
-//! Parts of Services that are not served as the Service's author intends, each with the reason:
+//! Parts of Services that this node does not serve, or serves with side effects, each with the
+//! reason:
 //!
 //! * addresses that the model rejects;
-//! * addresses that belong to the node;
-//! * parts that exceed the limits;
-//! * options that the node ignores.
+//! * addresses that belong to this node, its networks or its next hop;
+//! * parts that exceed the size limits of one Service;
+//! * options (annotations) that this node ignores.
 
 use std::cmp::Ordering;
 use std::net::{IpAddr, SocketAddr};
@@ -16,16 +17,16 @@ use crate::limits::{
 };
 use crate::{AddressField, Excess, IpFamily, Model, NamespacedName, Refusal, ServiceAddress};
 
-/// A part of a Service that is not served as the Service's author intends.
+/// A contested part of a Service, with the Service's name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Contested {
     /// The Service to which the contested part belongs.
     pub service: NamespacedName,
-    /// The part that is not served as intended.
+    /// The contested part, with the reason.
     pub what: ContestedPart,
 }
 
-/// Part of a Service that is not served as the Service's author intends.
+/// Part of a Service that this node does not serve, or serves with side effects.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ContestedPart {
     /// An address, the field of the Service that contains it, and the reason.
@@ -36,8 +37,8 @@ pub enum ContestedPart {
     Option(IgnoredOption),
 }
 
-/// Part of a Service that exceeds the limits, in one IP family. Values of different sizes compare
-/// as equal, so a Service whose size varies is reported only once.
+/// Part of a Service that exceeds the limits, in one IP family. Only the IP family is compared, so
+/// that a Service whose size varies is reported once.
 #[derive(Debug, Clone, Copy)]
 pub struct OverLimit(pub Excess);
 
@@ -76,7 +77,7 @@ pub enum ContestReason {
 }
 
 impl ContestedPart {
-    /// Label values of the reasons, in the order in which the metric lists them.
+    /// All results of [`label`](Self::label), in the order in which the metric lists them.
     pub const LABELS: [&str; 9] = [
         "cluster-ip",
         "api-server",
@@ -89,7 +90,7 @@ impl ContestedPart {
         "limit",
     ];
 
-    /// Returns the label value of the reason, or `None` for an ignored option.
+    /// Returns the reason as the value of a metric's label, or `None` for an ignored option.
     pub fn label(&self) -> Option<&'static str> {
         Some(match self {
             Self::Address(_, _, ContestReason::Refused(Refusal::ClusterIp)) => "cluster-ip",
@@ -107,7 +108,7 @@ impl ContestedPart {
         })
     }
 
-    /// Returns the number of addresses in this part.
+    /// Returns the number of external and load-balancer addresses in this part.
     pub fn addresses(&self) -> usize {
         match self {
             Self::Address(..) => 1,
@@ -158,7 +159,8 @@ impl Contested {
         }
     }
 
-    /// Returns the reason as text, with advice for the Service's author.
+    /// Returns the reason as text, with advice for the Service's author. Takes the names of other
+    /// Services from `model`, if given.
     pub fn reason(&self, model: Option<&Model>) -> String {
         let (address, field, why) = match &self.what {
             ContestedPart::Option(unheeded) => return unheeded.reason.clone(),
@@ -243,7 +245,7 @@ impl Contested {
         }
     }
 
-    /// Formats the part and its reason as one line. Looks up the names of other Services in
+    /// Formats the part and its reason as one line of text. Takes the names of other Services from
     /// `model`.
     pub fn line(&self, model: &Model) -> String {
         let Self { service, .. } = self;
@@ -258,8 +260,8 @@ impl Contested {
     }
 }
 
-/// Formats the name of the Service that owns an address, for a message. Returns `another Service`
-/// if the owner is unknown.
+/// Returns `Service NAME` for a message, or `another Service` if the owner of an address is
+/// unknown.
 fn named(owner: Option<&NamespacedName>) -> String {
     owner.map_or_else(
         || "another Service".to_owned(),

@@ -7,8 +7,8 @@ use crate::names::ServicePortName;
 pub struct EntryChange {
     /// Name of the entry, such as `10.96.0.1:443/TCP` or `KUBE-CLUSTER-IP 10.96.0.1,tcp:443`.
     pub entry: String,
-    /// Attributes of the entry before the change, or `None` if the change creates the entry. The
-    /// text may be empty.
+    /// Attributes of the entry before the change, or `None` if the change creates the entry. Empty
+    /// text for an entry without attributes.
     pub before: Option<String>,
     /// Attributes of the entry after the change, or `None` if the change removes the entry.
     pub after: Option<String>,

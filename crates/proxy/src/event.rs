@@ -38,25 +38,26 @@ impl Kind {
 ///
 /// A list consists of `ListStarted`, its objects as `…Applied` or `Unreadable`, and `ListComplete`:
 ///
-/// - The end of a whole list deletes all known objects that are not in the list. Before its end, a
-///   list deletes no object.
+/// - A list is *whole* if it contains every existing object. After a broken manifest, for example,
+///   more objects may exist, so the list is not whole.
+/// - At the end of a whole list, the model deletes all known objects that the list lacks. No other
+///   list deletes objects.
 /// - After an interrupted list, the source sends `ListStarted` again.
-/// - A complete list contains every readable object. It is not whole if there may be more objects,
-///   for example in a broken manifest. Such a list deletes no known object.
 ///
-/// The source sends a `ListComplete` without a `ListStarted` in two cases:
+/// Without a `ListStarted`, the source sends a `ListComplete` in two cases:
 ///
 /// * Every manifest file has become readable. This `ListComplete` is whole.
-/// * A server does not serve an optional kind (ServiceCIDRs). This `ListComplete` is not whole.
+/// * The API server does not serve an optional kind (ServiceCIDRs). This `ListComplete` is not
+///   whole.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// A list of all objects of this kind begins.
     ListStarted(Kind),
-    /// A list has ended: the source has sent all its objects.
+    /// The source has sent all readable objects of a list.
     ListComplete {
         /// Kind of the listed objects.
         kind: Kind,
-        /// True if the list contains all objects that exist.
+        /// True if the list contains every existing object of the kind.
         is_whole: bool,
     },
     /// An object exists, but the source cannot decode it. The model keeps the object's last known
@@ -64,11 +65,12 @@ pub enum Event {
     Unreadable(Kind, NamespacedName),
     /// A Service was added or changed.
     ServiceApplied(Service),
-    /// A Service was deleted, or this proxy no longer has to serve it.
+    /// A Service was deleted, or has become one that this proxy does not serve, such as a headless
+    /// Service.
     ServiceDeleted(NamespacedName),
     /// An EndpointSlice was added or changed.
     SliceApplied(EndpointSlice),
-    /// The EndpointSlice with this name was deleted, or this proxy no longer has to serve it.
+    /// An EndpointSlice was deleted, or has become one that this proxy does not serve.
     SliceDeleted(NamespacedName),
     /// The Node object of this node was added or changed.
     NodeApplied(Node),

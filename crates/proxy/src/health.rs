@@ -3,8 +3,8 @@
 //! A load balancer checks this port on every node. It sends packets only to nodes with ready
 //! endpoints, so no packet is lost with `externalTrafficPolicy: Local`.
 //!
-//! Terminating endpoints still serve packets that arrive, but this number does not include them. So
-//! the load balancer sends new packets to other nodes.
+//! Terminating endpoints still serve packets, but do not count. So the load balancer sends new
+//! connections to other nodes.
 
 use std::net::IpAddr;
 
@@ -18,7 +18,7 @@ use crate::view::ServiceView;
 pub struct HealthCheck {
     /// Health-check node port of the Service (`spec.healthCheckNodePort`).
     pub port: u16,
-    /// Number of distinct addresses of ready endpoints on this node.
+    /// Number of ready endpoints on this node. Endpoints with the same address count once.
     pub local_endpoints: usize,
 }
 

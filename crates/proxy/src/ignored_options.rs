@@ -1,4 +1,4 @@
-//! Options of Services that this node ignores, and the reasons.
+//! Service options (annotations) that this node ignores, with the reasons.
 
 use std::sync::Arc;
 
@@ -35,9 +35,10 @@ impl IgnoredOption {
 pub struct OptionSupport {
     /// Name of the node's mode.
     pub mode: &'static str,
-    /// Node's scheduler (`--ipvs-scheduler`), for Services whose options name no scheduler.
+    /// Default scheduler of this node (`--ipvs-scheduler`), for Services whose options name no
+    /// scheduler.
     pub scheduler: Arc<str>,
-    /// Option values that the kernel does not support.
+    /// Option values that this node's kernel does not support.
     pub unavailable: Vec<UnavailableOption>,
 }
 
@@ -67,7 +68,7 @@ impl OptionSupport {
             })
     }
 
-    /// Returns the options of a Service that its scheduler ignores.
+    /// Returns the options that have no effect with the Service's scheduler.
     fn ignored_by_scheduler<'a>(
         &'a self,
         options: &'a ServiceOptions,
@@ -112,7 +113,7 @@ impl OptionSupport {
     }
 }
 
-/// Adds the option's default to the reason why the option is ignored.
+/// Appends the option's default, which applies instead, to the reason why the option is ignored.
 fn until_then(reason: &str, row: &OptionRow) -> String {
     format!("{reason}; the default applies until then: {}", row.default)
 }

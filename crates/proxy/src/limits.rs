@@ -66,7 +66,7 @@ fn max_destinations(frontends: usize) -> usize {
 /// part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Excess {
-    /// The IP family that exceeds the limits.
+    /// IP family in which the Service exceeds the limits.
     pub family: IpFamily,
     /// Number of load-balancer addresses that the proxy does not serve: the last ones in the list.
     pub ingress_ips: usize,
@@ -115,7 +115,7 @@ impl fmt::Display for Excess {
 /// Parts that [`cut`] removes from a Service.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct RemovedParts {
-    /// Excess of the Service, with at most one entry for each IP family.
+    /// Numbers of removed parts, with at most one entry for each IP family.
     pub(crate) excess: Vec<Excess>,
     /// EndpointSlices that the proxy does not serve.
     pub(crate) slices: HashSet<NamespacedName>,
@@ -146,7 +146,7 @@ pub(crate) fn is_within(service: &Service, slices: &[EndpointSlice]) -> bool {
 
 /// Removes from a Service all parts that exceed the limits. Costs O(addresses + slices).
 pub(crate) fn cut(service: &mut Service, slices: &[EndpointSlice]) -> RemovedParts {
-    // Always keeps the cluster IP and, if the Service has NodePorts, the node's addresses.
+    // Never removes the cluster IP, nor the node's addresses if the Service has NodePorts.
     let has_node_port = service.ports.iter().any(|port| port.node_port.is_some());
     let fixed = 1 + usize::from(has_node_port);
     let ports = service.ports.len().min(MAX_FRONTENDS / fixed);
@@ -209,8 +209,8 @@ pub(crate) fn cut(service: &mut Service, slices: &[EndpointSlice]) -> RemovedPar
     cut
 }
 
-/// Keeps only the first `most` addresses of an IP family. Returns the numbers of kept and removed
-/// addresses.
+/// Keeps only the first `most` addresses of an IP family, and all addresses of the other family.
+/// Returns how many addresses of the family were kept and removed.
 fn keep_first(
     addresses: &mut Vec<std::net::IpAddr>,
     family: IpFamily,

@@ -33,24 +33,24 @@ pub trait Mode: Send {
     /// Returns the IP family that the mode serves.
     fn family(&self) -> IpFamily;
 
-    /// True if the mode can receive changes now. Until then, the caller collects the changes.
+    /// True if the mode can receive changes. Otherwise, the daemon collects changes until it can.
     fn is_ready(&self) -> bool;
 
-    /// Computes the wanted entries after these changes. Writes nothing.
+    /// Updates the wanted kernel entries after these changes. Writes nothing to the kernel.
     fn update(&mut self, model: &Model, changes: &Changes, now: Instant);
 
-    /// Handles a notification that the kernel sent.
+    /// Handles a kernel notification, such as a removed address.
     fn notice(&mut self, notice: &Notice, now: Instant);
 
     /// Starts to compare the kernel with the recorded state, part by part. The daemon calls this
     /// function once in each sync period.
     fn check(&mut self, now: Instant);
 
-    /// Starts all pending work for which worker threads are idle. These threads read and write the
-    /// kernel's state. Returns immediately.
+    /// Starts pending reads and writes of the kernel's state on idle worker threads. Returns
+    /// immediately.
     fn proceed(&mut self, model: &Model, now: Instant);
 
-    /// Starts only writes for which clients wait. The daemon calls this function instead of
+    /// Starts only writes that clients' packets need. The daemon calls this function instead of
     /// [`proceed`](Self::proceed) when another mode will replace this mode. The replacement happens
     /// once all worker threads are idle.
     fn go_on_serving(&mut self, now: Instant);
@@ -73,21 +73,21 @@ pub trait Mode: Send {
     /// Returns the progress of the mode: pending writes, and whether they succeed.
     fn standing(&self) -> Standing;
 
-    /// Returns the addresses at which NodePorts are served, or `None` while the node's addresses
-    /// are unknown.
+    /// Returns this node's addresses at which the mode serves NodePorts, or `None` while the node's
+    /// addresses are unknown.
     fn node_ports(&self) -> Option<&NodePorts>;
 
     /// Returns the node's own addresses of this family, on all interfaces. Returns `None` while
     /// these addresses are unknown.
     fn node_addresses(&self) -> Option<&BTreeSet<IpAddr>>;
 
-    /// Returns the addresses and ports of Services that another program owns in the kernel. This
-    /// mode writes no entries for these addresses. Returns an empty list by default.
+    /// Returns Service addresses and ports that another program owns in the kernel, so that this
+    /// mode has no entries for them. By default, returns an empty list.
     fn held_by_others(&self) -> Vec<ServiceAddress> {
         Vec::new()
     }
 
-    /// Returns the option values that the mode supports but this node does not.
+    /// Returns the option values that this mode supports in general, but not on this node.
     fn unavailable_options(&self) -> Vec<UnavailableOption> {
         Vec::new()
     }
@@ -105,7 +105,7 @@ pub trait Mode: Send {
     }
 }
 
-/// Draining endpoints: removed endpoints whose open connections continue until they end.
+/// Draining endpoints: removed endpoints that still have open connections.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Drains {
     /// Number of draining endpoints.
@@ -114,11 +114,12 @@ pub struct Drains {
     pub oldest: Option<Instant>,
     /// Details of the first draining endpoints by address.
     pub first: Vec<DrainingEndpoint>,
-    /// Longest duration of a drain, or `None` if a drain lasts until the last connection ends.
+    /// Longest duration of a drain, after which open connections are cut off. `None` if a drain
+    /// lasts until the last connection ends.
     pub limit: Option<Duration>,
 }
 
-/// A removed endpoint whose open connections continue.
+/// A removed endpoint that still has open connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DrainingEndpoint {
     /// Service address at which the endpoint drains.
@@ -136,9 +137,9 @@ pub enum Notice {
     AddressAdded(IpAddr),
     /// An address was removed from an interface.
     AddressRemoved(IpAddr),
-    /// A service address was removed from the link that has the service addresses.
+    /// A service address was removed from the link `kube-ipvs0`.
     ServiceAddressRemoved(IpAddr),
-    /// The link that has the service addresses was removed, replaced, or set up or down.
+    /// The link `kube-ipvs0` was removed, replaced, or set up or down.
     ServiceLink,
     /// Another program has changed the mode's rules, or may have done so.
     Ruleset,
@@ -153,9 +154,8 @@ pub struct Standing {
     /// change. Ignores an entry whose write failed for a reason that affects only this entry. The
     /// report's `failures` list such entries.
     pub pending_since: Option<Instant>,
-    /// Start of the period in which changes that affect clients are pending, but no write succeeds:
-    /// the last successful write or the oldest such change, whichever is later. `None` if no such
-    /// change is pending.
+    /// Time of the oldest pending change that affects clients, or of the last successful write,
+    /// whichever is later. `None` if no such change is pending.
     pub stuck_since: Option<Instant>,
     /// True if no write is running or pending.
     pub is_settled: bool,
@@ -181,22 +181,21 @@ pub struct Report {
     /// Parts of the kernel's state that the mode cannot read. The mode keeps the last known state
     /// of these parts and retries the read with back-off. All other work continues.
     pub unreadable: Vec<Unreadable>,
-    /// Parts of the kernel's state that the mode has read.
+    /// Names of the parts of the kernel's state that the mode has read since the last report.
     pub readable: Vec<&'static str>,
     /// Services whose wanted entries all exist in the kernel. The wanted entries are those of the
     /// last call of [`update`](Mode::update).
     pub settled: Vec<NamespacedName>,
-    /// Settled Services that needed at least one write since their change.
+    /// Settled Services for which the mode wrote at least one entry after their last change.
     pub written_for: HashSet<NamespacedName>,
     /// Settled Services whose entries another program had changed.
     pub repaired: Vec<NamespacedName>,
-    /// UDP frontends that the mode no longer serves, and whose rules it has removed from the
-    /// kernel.
+    /// UDP frontends (address and port) whose rules the mode has removed from the kernel.
     pub withdrawn: Vec<Frontend>,
     /// Service ports that claim an address and port of another Service port. `None` if the list has
     /// not changed.
     pub conflicts: Option<Vec<Conflict>>,
-    /// Number of conflicts that `conflicts` omits, because one namespace can cause very many
+    /// Number of further conflicts that `conflicts` omits. One namespace can cause very many
     /// conflicts.
     pub more_conflicts: usize,
     /// Addresses and ports that another program owns, as text, each with the Service port that
@@ -212,11 +211,11 @@ pub struct Report {
     /// Failure counts for the metrics of nftables mode, or `None` in other modes and without a
     /// sync.
     pub nftables: Option<NftablesReport>,
-    /// True if this work temporarily needed much memory, because the mode read or compared the
-    /// kernel's state, or wrote many entries.
+    /// True if the worker threads temporarily needed much memory: the mode has read or compared the
+    /// kernel's state, or written many entries.
     pub has_used_much: bool,
-    /// Reason why a worker thread ended, if one has ended. The process should then exit, because
-    /// the state of the thread is lost.
+    /// Reason why a worker thread ended, or `None` if all run. The process should then exit,
+    /// because the thread's state is lost.
     pub gone: Option<String>,
 }
 
@@ -282,7 +281,7 @@ impl Drift {
         "chain",
     ];
 
-    /// Largest number of entries whose names are kept, for each kind.
+    /// Largest number of names of drifted entries that are kept, for each kind.
     pub const NAMED: usize = 3;
 
     /// Adds a drifted entry. `kind` is one of the [`KINDS`](Self::KINDS).
@@ -299,7 +298,7 @@ impl Drift {
         self.0.is_empty()
     }
 
-    /// Returns the entries by kind.
+    /// Returns the drifted entries of each kind.
     pub fn kinds(&self) -> impl Iterator<Item = (&'static str, &DriftedEntries)> {
         self.0.iter().map(|(kind, of)| (*kind, of))
     }

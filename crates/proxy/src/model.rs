@@ -34,13 +34,13 @@ pub struct Model {
     /// Service of each EndpointSlice. A deletion event names only the EndpointSlice, and the label
     /// of a changed EndpointSlice may name another Service than before.
     service_of: HashMap<NamespacedName, NamespacedName>,
-    /// Version number of the set of Service names. Changes whenever a Service is added or deleted.
+    /// Number that changes whenever a Service is added or deleted.
     names_version: u64,
     /// Name of this node. The model drops the names of all other nodes, and keeps only their zones.
     own_node: Option<Box<str>>,
     node: Option<Node>,
-    /// True if the Node object of this node exists, and false if it was deleted or a list lacked
-    /// it. `None` while its existence is unknown.
+    /// True if this node's Node object exists. False if it was deleted or a list lacked it. `None`
+    /// while its existence is unknown.
     has_node: Option<bool>,
     is_node_named: bool,
     service_cidrs: ServiceCidrs,
@@ -52,7 +52,7 @@ pub struct Model {
     admission: Admission,
     /// Services that have options (annotations of this proxy).
     with_options: HashSet<NamespacedName>,
-    /// Version number of the options of all Services. Changes whenever an option may change.
+    /// Number that changes whenever an option of any Service may have changed.
     options_version: u64,
     /// True while a list of Services arrives. The model checks addresses of Services again only at
     /// the end of the list.
@@ -171,7 +171,7 @@ impl Model {
         }
     }
 
-    /// Ends a list. If the list is whole, deletes the known objects that it lacked.
+    /// Handles the end of a list. Deletes known objects that the list lacked, if the list is whole.
     fn complete(&mut self, kind: Kind, is_whole: bool) {
         let (known, gone) = match kind {
             Kind::Service => (self.services.len(), self.service_list.complete(is_whole)),
@@ -260,8 +260,8 @@ impl Model {
         self.judge_again();
     }
 
-    /// Records that the options of a Service have changed or were removed. `has_options` is true if
-    /// the Service still has options.
+    /// Records that the options of a Service have changed. `has_options` is true if the Service now
+    /// has options.
     fn note_options(&mut self, name: &NamespacedName, has_options: bool) {
         let had_options = if has_options {
             !self.with_options.insert(name.clone())
@@ -430,8 +430,7 @@ impl Model {
         self.changes.services.insert(service);
     }
 
-    /// Returns `name`. If the model already stores an equal name, the returned name shares its
-    /// memory.
+    /// Returns `name`, with the memory of an equal name if the model already stores one.
     fn shared_name(&self, name: NamespacedName) -> NamespacedName {
         let service = self.services.get_key_value(&name).map(|(known, _)| known);
         let known = service.or_else(|| Some(self.slices.get_key_value(&name)?.0));

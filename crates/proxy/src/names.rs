@@ -43,12 +43,12 @@ impl fmt::Debug for NamespacedName {
 /// A port of a Service: upstream's `ServicePortName`. Displayed like upstream's: `ns/name:port`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServicePortName {
-    /// The Service that has the port.
+    /// Namespace and name of the Service that has the port.
     pub service: NamespacedName,
     /// Name of the port. May be empty if the Service has only one port.
     pub port: Arc<str>,
-    /// Protocol of the port. Part of the key, as in upstream: a port with another protocol is
-    /// another port, even if it has the same name.
+    /// Protocol of the port. As in upstream, it is part of the key: TCP port `dns` and UDP port
+    /// `dns` are two ports.
     pub protocol: Protocol,
 }
 

@@ -18,8 +18,8 @@ pub struct NodeFacts {
     /// The node's zone, which is compared with the hints of endpoints. `None` if the zone is
     /// unknown.
     pub zone: Option<Arc<str>>,
-    /// The node's address of this family from `--bind-address`, if the flag has one. This flag
-    /// overrides the address in the Node object.
+    /// The node's address of this family in `--bind-address`, which overrides the Node object.
+    /// `None` if the flag has no such address.
     pub flag_ip: Option<IpAddr>,
     /// The node's address of this family, from `--bind-address` or its Node object. `None` if the
     /// address is unknown.
@@ -47,7 +47,7 @@ pub fn is_outside(address: &IpAddr) -> bool {
 }
 
 impl NodeFacts {
-    /// Creates the facts about a node of which only the name is known.
+    /// Creates the facts about a node while only its name is known.
     pub fn new(family: IpFamily, name: &str) -> Self {
         Self {
             family,
@@ -62,7 +62,7 @@ impl NodeFacts {
         }
     }
 
-    /// Reports whether all addresses of this node serve NodePorts.
+    /// Reports whether `--nodeport-addresses` selects all addresses of this node.
     pub fn serves_node_ports_everywhere(&self) -> bool {
         self.node_port_addresses.of(self.family) == Selection::All
     }
@@ -151,7 +151,7 @@ pub enum NodePortAddresses {
     PrimaryOrWithin(Vec<IpNet>),
 }
 
-/// The addresses of one family that serve NodePorts.
+/// The value of `--nodeport-addresses` for one IP family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Selection<'a> {
     /// Every address of the node.
@@ -165,8 +165,8 @@ pub enum Selection<'a> {
 }
 
 impl NodePortAddresses {
-    /// Returns the selection for a family. As in upstream, a network of all addresses, such as
-    /// `0.0.0.0/0`, selects all addresses of its family.
+    /// Returns the addresses that `--nodeport-addresses` selects in a family. As in upstream, a
+    /// network of all addresses, such as `0.0.0.0/0`, selects all addresses of its family.
     pub fn of(&self, family: IpFamily) -> Selection<'_> {
         let (nets, has_primary) = match self {
             Self::All => return Selection::All,
@@ -230,17 +230,17 @@ fn of_family(nets: &[IpNet], family: IpFamily) -> impl Iterator<Item = &IpNet> {
         .filter(move |net| IpFamily::of(net.addr()) == family)
 }
 
-/// The addresses that serve NodePorts.
+/// Addresses of this node at which NodePorts are served.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodePorts {
     /// Sorted addresses of the node that serve NodePorts, without loopback addresses.
     pub addresses: Vec<IpAddr>,
-    /// True if loopback addresses serve NodePorts, too.
+    /// True if NodePorts are served at loopback addresses.
     pub on_localhost: bool,
 }
 
 impl NodePorts {
-    /// Reports whether an address serves NodePorts.
+    /// Reports whether NodePorts are served at an address.
     pub fn contains(&self, address: IpAddr) -> bool {
         (self.on_localhost && address.is_loopback()) || self.addresses.contains(&address)
     }
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn node_port_addresses_are_unknown_while_node_facts_are_unknown() {
+    fn nodeport_addresses_stay_unknown_until_the_nodes_own_addresses_are_known() {
         let within = |net: &str| NodePortAddresses::Within(vec![net.parse().unwrap()]);
         let unknown = |addresses, change: fn(&mut NodeFacts)| {
             let mut node = node(addresses);
@@ -350,8 +350,8 @@ mod tests {
         for addresses in [NodePortAddresses::All, NodePortAddresses::Primary] {
             assert!(unknown(addresses, |node| node.has_addresses = false));
         }
-        // The node's addresses are known, but the network contains none of these addresses. As in
-        // upstream, no address serves NodePorts.
+        // The node's addresses are known, but none of them is in the network. As in upstream, no
+        // address serves NodePorts.
         assert_eq!(serving(within("172.16.0.0/12")), [""; 0]);
     }
 }

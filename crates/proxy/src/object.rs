@@ -103,7 +103,7 @@ impl Service {
             .find(|ip| IpFamily::of(*ip) == family)
     }
 
-    /// Returns the external IPs, of both families, that serve `port`.
+    /// Returns the external IPs of both families at which `port` is served.
     pub fn external_ips_of(
         &self,
         port: &ServicePort,
@@ -168,11 +168,11 @@ pub struct ServicePort {
 pub struct EndpointSlice {
     /// Namespace and name of the EndpointSlice.
     pub name: NamespacedName,
-    /// The Service of the EndpointSlice: label `kubernetes.io/service-name`.
+    /// The Service to which the EndpointSlice belongs (label `kubernetes.io/service-name`).
     pub service: NamespacedName,
     /// The EndpointSlice's IP family (`addressType`).
     pub family: IpFamily,
-    /// The EndpointSlice's `ports` that have a number.
+    /// The EndpointSlice's `ports`, without ports that have no number.
     pub ports: SmallVec<[EndpointPort; 1]>,
     /// The EndpointSlice's `endpoints`, each with its first address.
     pub endpoints: EndpointList,
@@ -187,7 +187,7 @@ pub struct EndpointPort {
     pub name: Arc<str>,
     /// The transport protocol of the port.
     pub protocol: Protocol,
-    /// The port that the pods listen on.
+    /// The port on which the pods listen.
     pub port: u16,
 }
 
@@ -245,8 +245,8 @@ pub struct EndpointList(PackedEndpoints);
 
 #[derive(Clone, PartialEq, Eq)]
 enum PackedEndpoints {
-    /// Compact form for endpoints that are all IPv4 and have few different states. The list of
-    /// states is in the order of first use.
+    /// Compact form for IPv4 endpoints with at most 256 distinct states. `states` is in the order
+    /// of first use.
     V4 {
         states: Box<[EndpointState]>,
         list: Box<[Endpoint4]>,
@@ -263,7 +263,7 @@ struct EndpointState {
     placement: Arc<Placement>,
 }
 
-/// The endpoint's address, and the index of its state.
+/// An IPv4 endpoint: its address, and the index of its state in `states`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Endpoint4(Ipv4Addr, u8);
 
@@ -281,7 +281,7 @@ impl EndpointList {
         self.len() == 0
     }
 
-    /// Returns all endpoints, in order.
+    /// Returns all endpoints in the order in which they were added.
     pub fn iter(&self) -> impl Iterator<Item = EndpointView<'_>> {
         let (states, v4, any) = match &self.0 {
             PackedEndpoints::V4 { states, list } => (&**states, &**list, &[][..]),
@@ -306,8 +306,8 @@ impl EndpointList {
         }))
     }
 
-    /// Replaces each placement by the result of `place`. Calls `place` once for endpoints with the
-    /// same placement.
+    /// Replaces each placement by the result of `place`. In the compact form, calls `place` only
+    /// once for endpoints with the same state.
     #[must_use]
     pub fn with_placements(self, mut place: impl FnMut(&Arc<Placement>) -> Arc<Placement>) -> Self {
         let (given, mut list) = match self.0 {
@@ -351,11 +351,11 @@ impl EndpointList {
         })
     }
 
-    /// Packs endpoints. Returns `None` if an address is IPv6, or if there are too many distinct
-    /// states.
+    /// Packs endpoints into the compact form. Returns `None` if an endpoint is IPv6, or if the
+    /// endpoints have more than 256 distinct states.
     fn pack(endpoints: &[Endpoint]) -> Option<PackedEndpoints> {
-        // Finds equal states with a hash table, because an EndpointSlice may have many states: each
-        // endpoint may be on another node.
+        // Uses a hash table, because an EndpointSlice may have many states: each endpoint may be on
+        // another node.
         let most = endpoints.len().min(usize::from(u8::MAX));
         let mut numbers: HashMap<EndpointState, u8> = HashMap::with_capacity(most);
         let mut states: Vec<EndpointState> = Vec::new();
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_list_packs_ipv4_without_loss() {
+    fn an_endpoint_list_packs_ipv4_endpoints_without_loss() {
         assert_eq!(size_of::<Endpoint4>(), 5);
         for addresses in [
             &["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.11"][..],

@@ -41,7 +41,8 @@ pub const SLOW_START: &str = "kube-proxy-ipvs/slow-start";
 /// Largest number of invalid annotations that the model stores for one Service.
 const WRONG_MAX: usize = 4;
 
-/// Largest number of stored characters of an invalid annotation's key, and of its value.
+/// Largest number of characters that the model stores of an invalid annotation's key, and of its
+/// value.
 const SHOWN_MAX: usize = 100;
 
 /// Description of an option: a row of the table.
@@ -60,7 +61,7 @@ pub struct OptionRow {
     pub doc: &'static str,
 }
 
-/// The value of an option.
+/// A type that holds the value of one option.
 pub trait OptionValue: Sized {
     /// Parses a value, or returns `None` if the value is not allowed.
     fn parse(text: &str) -> Option<Self>;
@@ -111,7 +112,7 @@ macro_rules! options {
                 }
             }
 
-            /// Returns the options that a scheduler ignores, each with the reason.
+            /// Returns the options of this Service that a scheduler ignores, each with the reason.
             pub(crate) fn objections(
                 &self,
                 scheduler: &str,
@@ -187,7 +188,7 @@ impl WrongOption {
 }
 
 impl OptionRow {
-    /// Returns the option of an annotation.
+    /// Returns the option that an annotation sets, or `None` if no option has this annotation.
     pub fn of(annotation: &str) -> Option<&'static Self> {
         ROWS.iter().find(|row| row.annotation == annotation)
     }
@@ -274,7 +275,7 @@ impl OptionValue for Scheduler {
     }
 }
 
-/// The value of an option that this node does not support.
+/// A value of an option that this node does not support.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnavailableOption {
     /// The option's annotation.

@@ -17,20 +17,20 @@ pub struct Owner {
     pub created: i64,
     /// The Service port that owns the entries.
     pub name: ServicePortName,
-    /// Rank of the owner's entries in the writing order.
+    /// Rank of the Service in the order of writes.
     pub rank: Rank,
 }
 
-/// Rank of a Service in the writing order, for nodes with many entries. The rank does not affect
-/// which Service gets an address.
+/// Rank of a Service in the order of writes, which matters on nodes with many entries. The rank
+/// does not affect which Service gets an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rank {
-    /// The API server. All other work on the node waits for its entries
+    /// The Service `default/kubernetes`. All other work on the node needs the API server first
     /// (kubernetes/kubernetes#133773).
     ApiServer,
-    /// DNS. Nearly all other work waits for its entries.
+    /// Cluster DNS. Nearly all other work on the node needs DNS.
     Dns,
-    /// Neither the API server nor DNS.
+    /// Any other Service.
     Other,
 }
 

@@ -34,7 +34,7 @@ const SHARE: usize = 8_192;
 /// other entries.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Estimates the work of computing a Service in its current state, in the unit of [`SHARE`].
+/// Estimates the work of computing a Service's current entries, in the unit of [`SHARE`].
 fn work_now(view: &ServiceView<'_>) -> usize {
     let endpoints = view.slices().map(|slice| slice.endpoints.len());
     work(view.service, endpoints.sum())
@@ -43,7 +43,7 @@ fn work_now(view: &ServiceView<'_>) -> usize {
 /// Progress of dividing one IP family's changes into batches.
 #[derive(Debug, Default)]
 pub struct Pieces {
-    /// True if the last batch contained only changes in namespaces within their shares.
+    /// True if the last batch contained only Services within their namespace's share.
     had_others: bool,
     /// For each namespace above its share, the last Service in the namespace's latest batch. The
     /// namespace's next batch begins after this Service.
@@ -53,17 +53,17 @@ pub struct Pieces {
     last: String,
     /// Time at which the last large batch was taken, or `None` before the first one.
     taken: Option<Instant>,
-    /// True if the mode has made all possible writes for the batches that were taken.
+    /// True if the mode has tried all writes of the batches taken so far.
     is_at_rest: bool,
 }
 
 impl Pieces {
-    /// Records whether the mode has made all possible writes for the batches that were taken.
+    /// Records whether the mode has tried all writes of the batches taken so far.
     pub fn note_rest(&mut self, is_at_rest: bool) {
         self.is_at_rest = is_at_rest;
     }
 
-    /// Returns the earliest time of the next batch for a namespace above its share.
+    /// Returns the earliest time at which a namespace above its share gets its next batch.
     pub fn next_due(&self, now: Instant) -> Instant {
         match self.taken {
             Some(taken) if !self.is_at_rest => now.max(taken + PATIENCE),
@@ -71,8 +71,8 @@ impl Pieces {
         }
     }
 
-    /// Removes the next batch from `waiting` and returns it. Returns `None` if all changes have to
-    /// wait.
+    /// Removes the next batch from `waiting` and returns it. Returns `None` if no change may be
+    /// taken yet.
     pub fn take(&mut self, waiting: &mut Changes, model: &Model, now: Instant) -> Option<Changes> {
         let Some(above) = above_shares(waiting, model) else {
             *self = Self::default();
@@ -220,8 +220,8 @@ fn with_exchanges(
     services
 }
 
-/// Moves these Services and their changes out of `waiting`, together with the changes that belong
-/// to no Service.
+/// Moves the changes of these Services out of `waiting`, together with the changes that belong to
+/// no Service.
 fn take_out(waiting: &mut Changes, services: HashSet<NamespacedName>) -> Changes {
     waiting.services.retain(|name| !services.contains(name));
     let left = waiting.left.extract_if(|name, _| services.contains(name));
@@ -255,13 +255,13 @@ mod tests {
         NamespacedName::new(namespace, name)
     }
 
-    /// Returns a cluster IP that differs for each name.
+    /// Returns a cluster IP that is computed from a Service's name.
     fn cluster_ip(of: &str) -> IpAddr {
         let number = |sum: u32, byte| sum.wrapping_mul(31).wrapping_add(u32::from(byte));
         IpAddr::from(of.bytes().fold(7, number).to_be_bytes())
     }
 
-    /// Returns a Service with this many ports at these external IPs.
+    /// Returns the event that adds a Service with this many ports at these external IPs.
     fn service(of: &str, ports: u16, external_ips: &[&str]) -> Event {
         let port = |number: u16| ServicePort {
             name: number.to_string().into(),
@@ -276,7 +276,7 @@ mod tests {
         })
     }
 
-    /// Returns a Service at these external IPs whose work exceeds a share.
+    /// Returns the events that add a Service whose estimated work exceeds a namespace's share.
     fn large(of: &str, external_ips: &[&str]) -> [Event; 2] {
         let port = |number: u16| EndpointPort {
             name: number.to_string().into(),
@@ -404,7 +404,7 @@ mod tests {
         for of in ["a/1", "a/2", "a/3", "c/1", "d/1"] {
             world.told(large(of, &[]));
         }
-        // Source ranges count as work as well.
+        // The Service `d/1` exceeds its namespace's share only by its source ranges.
         let ranged = Service {
             ingress_ips: vec![IpAddr::from([203, 0, 113, 1])],
             source_ranges: vec!["10.0.0.0/8".parse().unwrap(); 1_000],

@@ -1,4 +1,4 @@
-//! Finds kernel entries that a Service no longer wants.
+//! Finds the kernel entries that owners no longer want.
 
 use std::sync::Arc;
 
@@ -6,8 +6,8 @@ use hashbrown::HashSet;
 
 use crate::owner::Owner;
 
-/// Returns the entries of `before` whose owner has no entry in `now`. O(n), because a Service may
-/// have 65,535 ports.
+/// Returns the entries of `before` whose owner has no entry in `now`. Costs O(n), because a Service
+/// may have 65,535 ports.
 pub fn released<T>(before: Vec<T>, now: &[T], owner: impl Fn(&T) -> &Arc<Owner>) -> Vec<T> {
     let is_same = |(one, other): (&T, &T)| owner(one) == owner(other);
     if before.len() == now.len() && before.iter().zip(now).all(is_same) {

@@ -10,7 +10,7 @@ use crate::names::{IpFamily, NamespacedName};
 #[derive(Debug, Default)]
 pub(crate) struct ServiceCidrs {
     objects: BTreeMap<NamespacedName, Vec<IpNet>>,
-    /// Networks of all ServiceCIDR objects, combined.
+    /// Union of the networks of all ServiceCIDR objects.
     nets: BTreeSet<IpNet>,
     /// True once a list has contained every ServiceCIDR object.
     is_known: bool,

@@ -1,8 +1,8 @@
-//! The shares of Services and namespaces in the writes of one plan.
+//! Limits the writes of one Service, and of one namespace, in a plan (one batch of kernel writes).
 //!
-//! A tenant may have very many pending writes in its namespace, for one Service of the largest size
-//! or for thousands of smaller Services. A change in another namespace waits for at most one share
-//! of these writes.
+//! A tenant may have very many pending writes in its namespace, for one very large Service or for
+//! thousands of smaller Services. A change in another namespace waits for at most one share of
+//! these writes.
 
 use hashbrown::HashMap;
 
@@ -19,7 +19,7 @@ pub enum Share {
     AboveService,
 }
 
-/// Number of writes in a plan, for each Service and for each namespace.
+/// Numbers of writes in one plan, per Service and per namespace.
 #[derive(Debug)]
 pub struct Shares<'a> {
     most: usize,
@@ -28,7 +28,7 @@ pub struct Shares<'a> {
 }
 
 impl<'a> Shares<'a> {
-    /// Creates unused shares: each Service and each namespace has a share of `most` writes.
+    /// Creates counters at zero. Each Service and each namespace has a share of `most` writes.
     pub fn new(most: usize) -> Self {
         Self {
             most,

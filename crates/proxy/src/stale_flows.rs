@@ -1,4 +1,4 @@
-//! Finds stale conntrack entries: those of UDP flows to an endpoint that no longer serves them.
+//! Finds stale conntrack entries: entries of UDP flows whose endpoint no longer serves the flow.
 //!
 //! The kernel cannot observe the end of a UDP flow. While a client keeps sending, the kernel keeps
 //! the conntrack entry, with the endpoint of the first packet (kubernetes/kubernetes#71514,
@@ -76,7 +76,7 @@ struct UdpPort {
 }
 
 impl UdpService {
-    /// Returns the UDP ports of a Service. Returns no port if the Service has no cluster IP of the
+    /// Returns the UDP ports of a Service, or no port if the Service has no cluster IP of the
     /// family.
     pub fn of(view: &ServiceView<'_>, family: IpFamily) -> Self {
         let service = view.service;
@@ -117,7 +117,7 @@ impl UdpService {
         self.ports.is_empty()
     }
 
-    /// Reports whether both Services have the same frontends, port by port.
+    /// Reports whether both Services have the same frontends, in the same order of ports.
     fn has_frontends_of(&self, other: &Self) -> bool {
         let numbers = |of: &Self| {
             let ports = of.ports.iter();
@@ -152,21 +152,21 @@ fn serving<'a>(view: &ServiceView<'a>, family: IpFamily) -> HashMap<&'a str, Vec
 /// Largest number of withdrawn frontends that are stored until their flows can be deleted.
 const WITHDRAWN_MAX: usize = 262_144;
 
-/// Number of a Service port in [`UdpServices`].
+/// Index of a Service port in [`UdpServices`], not its port number.
 type PortId = u32;
 
 /// The UDP ports of all Services in one family, and the frontends that the mode has withdrawn.
 #[derive(Debug, Default)]
 pub struct UdpServices {
     services: HashMap<NamespacedName, KnownService>,
-    /// Service and serving endpoints of each port.
+    /// Service and serving endpoints of each UDP port.
     ports: HashMap<PortId, (NamespacedName, Vec<SocketAddr>)>,
     claims: HashMap<Frontend, Claimants>,
     withdrawn: HashSet<Frontend>,
     last_id: PortId,
 }
 
-/// A Service with the numbers of its ports, in port order.
+/// A Service, with the [`PortId`] of each of its UDP ports in the same order.
 #[derive(Debug)]
 struct KnownService {
     service: UdpService,
@@ -188,7 +188,7 @@ impl Claimants {
         }
     }
 
-    /// Removes a port. Returns true if no port is left.
+    /// Removes a Service port. Returns true if no other port claims the frontend.
     fn remove(&mut self, id: PortId) -> bool {
         match self {
             Self::One(one) => *one == id,
@@ -214,7 +214,7 @@ impl Claimants {
 pub enum StaleOf<'a> {
     /// A Service that claims the flow's destination.
     Service(&'a NamespacedName),
-    /// A frontend that no Service claims any longer.
+    /// A withdrawn frontend that no Service claims.
     Withdrawn(Frontend),
 }
 
@@ -313,8 +313,8 @@ impl UdpServices {
         !self.withdrawn.iter().any(waits)
     }
 
-    /// Returns the owner of a UDP flow, or `None` if the flow is not stale. `destination` is the
-    /// original destination, and `answerer` is the endpoint that replies.
+    /// Returns the owner of a stale UDP flow, or `None` if the flow is not stale. `destination` is
+    /// the flow's original destination, and `answerer` is the source of its replies.
     pub fn find_stale(
         &self,
         destination: SocketAddr,
@@ -349,7 +349,7 @@ impl UdpServices {
         claiming.any(|(of, _)| of == service)
     }
 
-    /// Returns each port that claims the destination, as its Service and serving endpoints.
+    /// Returns the Service and the serving endpoints of each UDP port that claims the destination.
     fn claiming(
         &self,
         destination: SocketAddr,
@@ -376,7 +376,7 @@ fn frontends_at(
         .chain([Frontend::Address(destination)])
 }
 
-/// Returns the frontends of a port, each once.
+/// Returns the frontends of a UDP port: its addresses and its node port.
 fn frontends<'a>(
     service: &'a UdpService,
     port: &'a UdpPort,

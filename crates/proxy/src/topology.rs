@@ -39,8 +39,8 @@ pub struct Backends {
     pub on_node: Vec<Target>,
     /// Endpoints in this node's zone, in any state. Empty unless the Service sets weights.
     pub in_zone: Vec<Target>,
-    /// True if an endpoint is serving on some node. If hints apply and no policy is Local, only
-    /// endpoints for this node or zone count.
+    /// True if an endpoint on any node can serve. If hints apply and no policy is Local, only
+    /// endpoints with a hint for this node or zone count.
     pub any: bool,
     /// Number of endpoints in any state.
     pub total: usize,
@@ -62,13 +62,12 @@ pub struct Endpoints<'a> {
     sorted: Vec<SliceEndpoint<'a>>,
     /// For each EndpointSlice, the indexes of its endpoints in `sorted`.
     places: Vec<Vec<usize>>,
-    /// EndpointSlices that contain a port, with the port number in each EndpointSlice. The key is
-    /// the port's name and protocol. A Service may have thousands of ports, in different
-    /// EndpointSlices.
+    /// For each port (name and protocol), the EndpointSlices that contain it, with the port number
+    /// in each EndpointSlice. A Service may have thousands of ports, in different EndpointSlices.
     numbers: HashMap<(&'a str, Protocol), Numbers>,
 }
 
-/// Pairs of an EndpointSlice's index in [`Endpoints::places`], and a port number in that
+/// Indexes of EndpointSlices in [`Endpoints::places`], each with a port number in that
 /// EndpointSlice.
 type Numbers = SmallVec<[(usize, u16); 1]>;
 
@@ -221,8 +220,8 @@ impl<'a> Endpoints<'a> {
     }
 }
 
-/// Returns two flags: whether the port has traffic with policy Cluster, and whether the port has
-/// traffic with policy Local.
+/// Returns two flags: whether the port has traffic of policy Cluster, and whether it has traffic of
+/// policy Local.
 fn uses(service: &Service, port: &ServicePort, family: IpFamily) -> (bool, bool) {
     let external = is_externally_reachable(service, port, family);
     (
@@ -251,7 +250,8 @@ pub struct EndpointVerdict<'a> {
     pub endpoint: EndpointView<'a>,
     /// True if the endpoint is on this node.
     pub is_local: bool,
-    /// Number of entries for this endpoint in EndpointSlices. Only one entry counts.
+    /// Number of times that EndpointSlices list this endpoint. Traffic uses only one of these
+    /// entries.
     pub listed: usize,
     /// Reason why traffic that may use any node uses the endpoint, or does not use it.
     pub cluster: Reason,
@@ -346,7 +346,7 @@ impl<'a> Endpoints<'a> {
         judged
     }
 
-    /// Returns the endpoints whose EndpointSlices lack the port.
+    /// Returns the endpoints of EndpointSlices that lack the port.
     fn of_other_ports(&self, candidates: &[Candidate<'a>]) -> Vec<EndpointVerdict<'a>> {
         let is_known = |ip: &IpAddr| candidates.binary_search_by_key(ip, |c| c.target.ip).is_ok();
         let others = self.sorted.iter();
@@ -371,7 +371,7 @@ impl<'a> Endpoints<'a> {
     }
 }
 
-/// Rule that decides which endpoints get the traffic of one policy.
+/// Decision on which endpoints get the traffic of one policy (Cluster or Local).
 struct Judge {
     scope: Scope,
     /// True if traffic uses at least one ready endpoint.
@@ -423,7 +423,7 @@ fn is_externally_reachable(service: &Service, port: &ServicePort, family: IpFami
         || service.ingress_ips.iter().copied().any(own)
 }
 
-/// Scope of the hints that apply to the ready endpoints.
+/// Scope to which hints narrow the choice of ready endpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Scope {
     /// The whole cluster: no hint applies.
@@ -435,9 +435,9 @@ enum Scope {
 }
 
 impl Scope {
-    /// Chooses the scope. Hints apply only if every ready endpoint has a hint, and at least one
-    /// endpoint has a hint for this zone or node. So incomplete hints cannot leave this node
-    /// without endpoints.
+    /// Chooses the scope of the hints. Hints apply only if every ready endpoint has a hint, and at
+    /// least one endpoint has a hint for this node or zone. So incomplete hints cannot leave this
+    /// node without endpoints.
     fn of(ready: &[&Candidate<'_>], node: &NodeFacts) -> Self {
         let holds = |scope: Self, is_hinted: fn(&EndpointView<'_>) -> bool| {
             ready.iter().all(|c| is_hinted(&c.endpoint))

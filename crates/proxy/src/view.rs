@@ -1,4 +1,4 @@
-//! A Service with its EndpointSlices: the input of a mode's compiler.
+//! The input of a mode's compiler: one Service with its EndpointSlices.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -31,8 +31,8 @@ impl<'a> ServiceView<'a> {
         }
     }
 
-    /// Reports whether the API server is known to have this address. A mode must not bind such an
-    /// address on the node, because the node could then no longer reach the API server.
+    /// Reports whether the API server has this address. A mode must not bind such an address on the
+    /// node, because the node could then no longer reach the API server.
     pub fn is_api_server(&self, address: IpAddr) -> bool {
         self.api_servers.iter().any(|at| at.ip() == address)
     }

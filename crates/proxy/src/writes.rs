@@ -1,4 +1,4 @@
-//! Counters of writes to the kernel, by kind of entry and by result.
+//! Counts writes to the kernel, by kind of entry and by result.
 
 /// Kind of a written entry. Reports list the kinds in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -11,9 +11,9 @@ pub enum EntryKind {
     Sets,
     /// Members of ipsets.
     SetMembers,
-    /// The link that has the service addresses.
+    /// The link `kube-ipvs0`, which has the service addresses.
     Link,
-    /// Service addresses on the link.
+    /// Service addresses on the link `kube-ipvs0`.
     Addresses,
     /// Rules that a restore program (such as `iptables-restore`) or a transaction of this process
     /// writes.
@@ -24,7 +24,7 @@ pub enum EntryKind {
     ListeningPorts,
     /// Redirects to listening ports.
     Redirects,
-    /// Kernel entries that other modes have left.
+    /// Kernel entries that another mode wrote before it was replaced.
     Leftovers,
 }
 
@@ -104,8 +104,8 @@ impl Fate {
     }
 }
 
-/// Numbers of writes, by kind of entry and by result. The size is fixed, so counting allocates no
-/// memory.
+/// Numbers of writes, by kind of entry and by result. The array has a fixed size, so counting
+/// allocates no memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Writes([[u32; Fate::ALL.len()]; EntryKind::ALL.len()]);
 
@@ -119,7 +119,7 @@ impl Writes {
         }
     }
 
-    /// Adds the numbers in `other`.
+    /// Adds the numbers in `other` to these numbers.
     pub fn extend(&mut self, other: &Self) {
         let of = self.0.iter_mut().flatten();
         for (sum, count) in of.zip(other.0.iter().flatten()) {
@@ -135,7 +135,7 @@ impl Writes {
             .unwrap_or_default()
     }
 
-    /// Returns all numbers above zero, each with its kind and result.
+    /// Returns the numbers of writes above zero, each with its kind of entry and its result.
     pub fn iter(&self) -> impl Iterator<Item = (EntryKind, Fate, u32)> {
         let all = EntryKind::ALL.into_iter();
         let all = all.flat_map(|subject| Fate::ALL.into_iter().map(move |fate| (subject, fate)));

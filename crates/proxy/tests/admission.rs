@@ -1,4 +1,4 @@
-//! Tests which external and load-balancer addresses serve a Service, in any order of events.
+//! Tests at which external and load-balancer addresses a Service is served, in any order of events.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::net::{IpAddr, SocketAddr};
@@ -70,7 +70,8 @@ fn reached_at(addresses: &[&str]) -> Event {
     Event::ApiServerAt(all.collect())
 }
 
-/// Returns the served external addresses of a Service, and the reasons for its rejected addresses.
+/// Returns the served external IPs and load-balancer addresses of a Service, and the reasons for
+/// its rejected addresses.
 fn seen(model: &Model, of: &str) -> (Vec<String>, Vec<Refusal>) {
     let view = model.view(&name(of)).unwrap();
     let served = view.service.external_ips.iter();
@@ -111,8 +112,8 @@ fn a_cluster_ip_cannot_be_another_services_external_ip() {
             let refused = (vec!["192.0.2.1".to_owned()], vec![Refusal::ClusterIp]);
             assert_eq!(seen(&model, "thief"), refused);
             assert_eq!(model.service_at(ip("10.96.0.10")), Some(&name("victim")));
-            // The model reports no change for an equal event, or for a change to rejected addresses
-            // only.
+            // The model reports no change if an event repeats the Service, or changes only its
+            // rejected addresses.
             model.take_changes();
             add(&mut model, &thief);
             assert!(!model.has_changes());
@@ -125,7 +126,7 @@ fn a_cluster_ip_cannot_be_another_services_external_ip() {
             add(&mut model, &victim);
             assert!(model.take_changes().services.contains(&name("thief")));
             assert_eq!(seen(&model, "thief"), refused);
-            // The model does not reject unrelated addresses.
+            // The model does not reject an address that no other Service has.
             add(
                 &mut model,
                 &service("thief", "10.96.0.66", 80, &["192.0.2.1"]),
@@ -167,7 +168,7 @@ fn external_ips_are_served_only_in_allowed_cidrs() {
         assert_eq!((seen.len(), refused.len()), (served, 3 - served));
         assert!(refused.iter().all(|why| *why == Refusal::NotAllowed));
     }
-    // Load-balancer addresses follow the same rule.
+    // The allowed networks also restrict load-balancer addresses.
     let mut model = model(Some(&["192.0.2.0/24"]), None);
     let mut balanced = service("web", "10.96.0.10", 80, &[]);
     balanced.ingress_ips = vec![ip("192.0.2.1"), ip("198.51.100.1")];
@@ -195,7 +196,7 @@ fn no_service_gets_the_api_servers_address() {
     model.apply(api_servers(&["172.35.0.6"]));
     assert!(model.take_changes().services.contains(&name("thief")));
     assert_eq!(of_thief(&model), [""; 0]);
-    // At another port, the Service may have this address.
+    // The Service may have the API server's address at another port.
     let view = model.view(&name("web")).unwrap();
     assert!(view.is_api_server(ip("172.35.0.5")));
     assert!(!view.is_api_server(ip("172.35.0.7")));
@@ -218,13 +219,15 @@ fn a_new_api_server_address_is_taken_from_services_immediately() {
     model.apply(reached_at(&["172.35.0.5:6443", "172.35.0.8:6443"]));
     assert!(model.take_changes().services.contains(&name("thief")));
     assert_eq!(seen(&model, "thief").1, [Refusal::ApiServer(6443)]);
-    // Without addresses from the source, the endpoints of default/kubernetes still count.
+    // An endpoint of default/kubernetes stays protected, even if the source no longer reports its
+    // address.
     model.apply(api_servers(&["172.35.0.8"]));
     model.apply(reached_at(&[]));
     assert_eq!(seen(&model, "thief").1, [Refusal::ApiServer(6443)]);
     model.apply(api_servers(&["172.35.0.5"]));
     assert_eq!(seen(&model, "thief").0, ["172.35.0.8"]);
-    // The rule also applies to IPv6, and to addresses that a controller has assigned.
+    // An IPv6 address of the API server is protected even if a controller assigned it to a load
+    // balancer.
     let mut assigned = service("assigned", "fd96::66", 443, &[]);
     assigned.ingress_ips = vec![ip("fd35::5")];
     add(&mut model, &assigned);
@@ -316,7 +319,7 @@ fn claimant(of: &str, number: u8, ports: &[u16], external: &[&str], ingress: &[&
     service
 }
 
-/// Returns the external addresses and ports at which a Service is served.
+/// Returns the external IPs and ports at which a Service is served.
 fn external(model: &Model, of: &str) -> Vec<String> {
     let service = model.view(&name(of)).unwrap().service;
     let ports = service.ports.iter();
@@ -348,7 +351,7 @@ fn a_load_balancer_address_wins_over_an_older_external_ip() {
             assert_eq!(external(&model, "thief"), all);
             model.take_changes();
             add(&mut model, &victim);
-            // One change moves both addresses to other owners.
+            // The victim takes an address from the thief, so both Services change.
             assert_eq!(model.take_changes().services.len(), 2);
         } else {
             add(&mut model, &victim);
@@ -378,7 +381,7 @@ fn a_load_balancer_address_wins_over_an_older_external_ip() {
             add(&mut model, &victim);
             assert_eq!(external(&model, "thief"), left);
         }
-        // A load balancer without served ports does not own the address.
+        // If the victim's load balancer serves all ports of the thief, the thief loses the address.
         add(
             &mut model,
             &claimant("victim", 2, &[80, 443], &[], &["192.0.2.1"]),
@@ -517,8 +520,8 @@ fn a_rejected_load_balancer_address_displaces_no_external_ip() {
 }
 
 proptest! {
-    /// Checks external IPs after any sequence of changes. A port of an external IP serves its
-    /// Service, unless another Service's load balancer is served at this address and port.
+    /// Checks external IPs after any sequence of changes: each port of an external IP is served for
+    /// its Service, unless another Service's load balancer has this address and port.
     #[test]
     fn an_external_ip_port_is_served_unless_a_load_balancer_has_the_port(
         steps in proptest::collection::vec((0_u8..5, proptest::option::weighted(0.8, (0_u8..8, 0_u8..8, 1_u8..8))), 1..40)

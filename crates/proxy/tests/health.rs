@@ -1,4 +1,4 @@
-//! Tests the number of endpoints that a health-check node port returns.
+//! Tests the number of local endpoints that a health-check node port reports.
 //!
 //! An endpoint is written `ADDRESS@NODE STATE`. The states are `ready`, `dying` (serving while
 //! terminating) and `starting`.
@@ -57,7 +57,8 @@ fn service(cluster_ips: &[&str], port: Option<u16>) -> Event {
     })
 }
 
-/// Returns the number of local endpoints on node `n1`, over IPv4 and over IPv6.
+/// Returns the number of endpoints that the health check of node `n1` counts, over IPv4 and over
+/// IPv6.
 fn told(events: impl IntoIterator<Item = Event>) -> [Option<usize>; 2] {
     let mut model = Model::new();
     for event in events {
@@ -103,8 +104,8 @@ fn an_endpoint_address_is_counted_once() {
     let events = [
         service(&DUAL[..1], Some(31999)),
         slice("a", Some(80), &["10.0.0.1@n1 ready", "10.0.0.2@n1 dying"]),
-        // This EndpointSlice repeats a pod with another port, and contains the address of a deleted
-        // pod that a new pod uses now.
+        // The second EndpointSlice repeats a pod at another port, and has a new pod with the
+        // address of a terminating pod.
         slice("b", Some(81), &["10.0.0.1@n1 ready", "10.0.0.2@n1 ready"]),
     ];
     assert_eq!(told(events), [Some(2), None]);

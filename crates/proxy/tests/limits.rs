@@ -1,4 +1,4 @@
-//! Tests which part of a Service the model serves if the Service exceeds the limits.
+//! Tests which part of a Service the model keeps if the Service exceeds the limits.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -37,7 +37,7 @@ fn service(ports: usize, ingress: usize, external: usize) -> Service {
     service
 }
 
-/// Returns an EndpointSlice with the first `ports` ports of the Service.
+/// Returns an EndpointSlice with the Service's first `ports` ports and this number of endpoints.
 fn slice(slice: &str, ports: usize, endpoints: usize) -> EndpointSlice {
     EndpointSlice {
         name: name(slice),
@@ -111,7 +111,7 @@ fn a_service_with_500_000_frontends_keeps_its_first_addresses() {
     assert_eq!(excess.to_string(), "4964 of its external IPs");
     let version = model.external_addresses_version();
 
-    // An event with an equal object changes nothing.
+    // An event that repeats the Service changes nothing.
     model.take_changes();
     model.apply(Event::ServiceApplied(given));
     assert!(!model.has_changes());
@@ -123,7 +123,7 @@ fn a_service_with_500_000_frontends_keeps_its_first_addresses() {
 }
 
 #[test]
-fn the_destination_limit_counts_endpoints_for_each_address() {
+fn the_destination_limit_multiplies_endpoints_by_ports_and_addresses() {
     let slices = ["a", "b", "c"].map(|of| slice(of, 2, 1_000));
     let given = service(2, 4, 20);
     let first_service = model(&given, &slices);
@@ -185,7 +185,7 @@ fn the_limit_counts_source_ranges_for_each_load_balancer_address() {
     let nets = (0..4_000).map(|number| numbered(20, number).into());
     given.source_ranges = nets.collect();
     assert_eq!(served(&model(&given, &[])), [10, 2, 5, 0]);
-    // Without load-balancer addresses, source ranges have no effect and only cost work.
+    // Without load-balancer addresses, source ranges have no effect, so the model removes them.
     given.ingress_ips.clear();
     given.ports = service(100, 0, 0).ports;
     let model = model(&given, &[]);
@@ -198,8 +198,8 @@ fn a_service_of_usual_size_is_served_completely() {
     let slices: Vec<_> = (0..50)
         .map(|number| slice(&format!("s{number}"), 3, 100))
         .collect();
-    // The first Service has 5,000 endpoints, the number with which Kubernetes is tested. The second
-    // Service has 1,000 ports, as a telephone exchange may have.
+    // The first Service has 5,000 endpoints, the number up to which Kubernetes is tested. The
+    // second Service has 1,000 ports, as a telephone exchange may have.
     for (given, slices) in [
         (service(3, 2, 3), &*slices),
         (service(1_000, 1, 2), &[slice("a", 100, 50)]),
@@ -226,7 +226,7 @@ fn a_service_with_very_many_endpoints_is_served_completely() {
         assert_eq!(model.excess_of(&name("big")), []);
         assert_eq!(served(&model), [3, ingress, external, 170]);
     }
-    // 51 EndpointSlices exceed a port's limit of endpoints by one EndpointSlice. The Service has a
+    // 51 EndpointSlices exceed the endpoint limit of a port by one EndpointSlice. The Service has a
     // cluster IP and a NodePort.
     let slices: Vec<_> = (0..51)
         .map(|number| slice(&format!("s{number:03}"), 3, 1_000))
@@ -258,7 +258,7 @@ fn a_service_with_very_many_endpoints_is_served_completely() {
 #[test]
 fn a_service_of_the_largest_size_is_resolved_in_linear_time() {
     let given = service(MAX_FRONTENDS, 0, 0);
-    // Some EndpointSlices have a port that no other EndpointSlice has, and some have no port.
+    // Each EndpointSlice has a port of its own. The last 100 EndpointSlices have no endpoints.
     let slices: Vec<_> = (0..2_000)
         .map(|number| {
             let mut slice = slice(

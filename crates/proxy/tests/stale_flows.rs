@@ -1,4 +1,4 @@
-//! Tests the rule for stale UDP flows by a table.
+//! Tests which UDP flows are stale, by tables of flows.
 //!
 //! A flow is written `DESTINATION ENDPOINT`: the client's original destination, and the endpoint
 //! that replies.
@@ -76,7 +76,7 @@ fn slice(slice: &str, service: &str, number: u16, endpoints: &str) -> EndpointSl
     }
 }
 
-/// The daemon's state for one family.
+/// The daemon's UDP Services and node addresses of one IP family.
 struct World {
     family: IpFamily,
     model: Model,
@@ -135,8 +135,8 @@ impl World {
     }
 }
 
-/// Returns the Service `dns` with four kinds of frontends, and its EndpointSlices with different
-/// ports, in both families.
+/// Returns events that add the Service `dns`, with a cluster IP, load-balancer IP, external IP and
+/// node port, and its EndpointSlices, in both families.
 fn dns() -> Vec<Event> {
     let mut dns = service("dns", "10.96.0.10 fd96::10", "192.0.2.20 2001:db8::20");
     dns.ingress_ips = ips("192.0.2.10 2001:db8::10");
@@ -326,8 +326,9 @@ fn only_flows_to_addresses_that_a_service_lost_are_stale() {
     }
 }
 
-/// Measures the cost of three Services that claim the same 100,000 frontends (1,000 addresses × 100
-/// ports). The model allows far fewer frontends per Service. Two properties keep the cost low:
+/// Measures the time for three Services that claim the same 100,000 frontends (1,000 addresses ×
+/// 100 ports). The model allows far fewer frontends per Service. Two properties keep the time
+/// short:
 ///
 /// * The look-up of a frontend does not scan a list. With a scan, one Service would take minutes.
 /// * A change to endpoints looks up no frontends.

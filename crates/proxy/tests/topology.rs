@@ -1,4 +1,4 @@
-//! Tests by a table which endpoints serve cluster traffic and local traffic.
+//! Tests which endpoints get cluster traffic and local traffic, by tables of endpoints.
 //!
 //! An endpoint is written `NAME STATE @NODE [for:NODE,…] [zones:ZONE,…]`. The states are `ready`,
 //! `dying` (serving while terminating), `dead` (terminating, not serving) and `starting` (neither).

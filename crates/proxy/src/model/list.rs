@@ -14,12 +14,11 @@ pub(super) struct ListProgress {
     /// object becomes unreadable later. In this case, the model has an older state of the object,
     /// or the object is too new to have kernel entries.
     pub(super) was_whole: bool,
-    /// Names of known objects for which no event has arrived since the last list began. At the end
-    /// of a whole list (which contains every existing object), the model deletes the objects with
-    /// these names. At the end of any other list, the names stay. `None` before the first list, and
-    /// after a whole list.
+    /// Names of known objects without an event since the last list began. At the end of a whole
+    /// list (which contains every existing object), the model deletes these objects. Any other list
+    /// keeps the names. `None` before the first list, and after a whole list.
     pub(super) unconfirmed: Option<HashSet<NamespacedName>>,
-    /// Objects that exist, but were never readable.
+    /// Names of objects that exist, but that the source has never been able to decode.
     pub(super) unreadable: HashSet<NamespacedName>,
 }
 

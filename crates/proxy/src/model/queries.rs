@@ -1,4 +1,5 @@
-//! Queries of the model: its objects, its pending changes, and version numbers of query results.
+//! Queries of the model: its objects, its pending changes, and numbers that tell whether a result
+//! has changed.
 
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
@@ -114,15 +115,15 @@ impl Model {
         self.options_version
     }
 
-    /// Returns the Service with this cluster IP. O(Services).
+    /// Returns the name of the Service with this cluster IP. Costs O(Services).
     pub fn service_at(&self, cluster_ip: IpAddr) -> Option<&NamespacedName> {
         let mut all = self.services();
         let has = |service: &&Service| service.cluster_ips.contains(&cluster_ip);
         all.find(has).map(|service| &service.name)
     }
 
-    /// Returns the Service whose load balancer has this address and port. If several Services
-    /// match, returns the oldest Service, then the first by name.
+    /// Returns the name of the Service whose load balancer serves this address and port. If several
+    /// Services match, returns the oldest, then the first by name.
     pub fn load_balancer_at(&self, at: ServiceAddress) -> Option<&NamespacedName> {
         let has = |service: &&Service| {
             let mut ports = service.ports.iter();
@@ -134,8 +135,8 @@ impl Model {
         all.min_by_key(age).map(|service| &service.name)
     }
 
-    /// Returns the Service that has this node port. If several Services match, returns the oldest
-    /// Service, then the first by name. O(Services).
+    /// Returns the name of the Service that has this node port. If several Services match, returns
+    /// the oldest, then the first by name. Costs O(Services).
     pub fn node_port_of(&self, number: u16, protocol: Protocol) -> Option<&NamespacedName> {
         let has = |service: &&Service| {
             let mut ports = service.ports.iter();
@@ -210,8 +211,8 @@ impl Model {
         self.services.len()
     }
 
-    /// Returns the number of EndpointSlices, including EndpointSlices of Services that are not
-    /// proxied.
+    /// Returns the number of EndpointSlices, including those of Services that this proxy does not
+    /// serve.
     pub fn slice_count(&self) -> usize {
         self.service_of.len()
     }

@@ -7,13 +7,13 @@ use hashbrown::HashSet;
 
 use crate::object::Placement;
 
-/// Number of shared values below which the model does not search for unused values.
+/// Number of stored values below which the model does not look for unused values.
 pub(super) const FEW_SHARED: usize = 64;
 
 /// Placeholder in node hints for all nodes except this one. No node has this name.
 pub(super) const ELSEWHERE: &str = "";
 
-/// A set of distinct values. Users of equal values share one copy.
+/// A set of distinct values that share memory: users of equal values hold one copy.
 #[derive(Debug)]
 pub(super) struct Shared<T: ?Sized> {
     pub(super) known: HashSet<Arc<T>>,
@@ -42,8 +42,8 @@ impl<T: Eq + Hash + ?Sized> Shared<T> {
     }
 }
 
-/// Reports whether a placement is on another node and has no hints. This holds for nearly all
-/// placements. The model stores only the zone, if any, of such a placement.
+/// Reports whether an endpoint is on another node and has no hints, like nearly all endpoints. Of
+/// such a placement, the model stores only the zone.
 pub(super) fn is_just_elsewhere(placement: &Placement, own_node: Option<&str>) -> bool {
     let Placement {
         node: Some(node),
@@ -57,8 +57,8 @@ pub(super) fn is_just_elsewhere(placement: &Placement, own_node: Option<&str>) -
     own_node.is_some_and(|own| **node != *own) && for_nodes.is_empty() && for_zones.is_empty()
 }
 
-/// Returns the part of a placement that the model on the node `own_node` stores: without the names
-/// of other nodes.
+/// Returns a placement without the names of nodes other than `own_node`. The model stores this
+/// part.
 pub(super) fn seen(placement: &Arc<Placement>, own_node: Option<&str>) -> Arc<Placement> {
     let Some(own) = own_node else {
         return Arc::clone(placement);

@@ -111,12 +111,12 @@ fn the_model_ignores_external_ips_if_configured() {
         (seen, model.has_changes())
     };
     assert_eq!(seen(ExternalIps::Served), (1, true));
-    // The event changes only the external IPs, which the model ignores.
+    // The changed Service differs only in its external IPs, which the model ignores.
     assert_eq!(seen(ExternalIps::Ignored), (0, false));
 }
 
 /// Returns an event that adds an EndpointSlice with 100 ready endpoints. `placement` returns the
-/// node, zone and hints of an endpoint, for the endpoint's number.
+/// node, zone and hints of the endpoint with a given number.
 fn slice_of_100(placement: impl Fn(u8) -> Placement) -> Event {
     let endpoints = (0..100).map(|number| Endpoint {
         address: [10, 244, 0, number].into(),
@@ -253,7 +253,7 @@ fn objects_missing_from_a_list_are_reported_with_counts() {
         [],
         "the first list takes nothing"
     );
-    // During the list, the watch adds one Service, and adds and deletes another Service.
+    // Before the list ends, the watch adds one Service, and adds and deletes another Service.
     model.apply(Event::ServiceDeleted(name("s8")));
     for event in [
         START,
@@ -356,8 +356,8 @@ fn service_cidrs_are_known_after_a_list_of_all_service_cidr_objects() {
     model.apply(complete(kind, true));
     assert!(changed(&mut model));
     assert_eq!(of(&model).unwrap(), ["10.0.0.0/16", "10.8.0.0/16"]);
-    // An event with an equal ServiceCIDR changes nothing. The next list lacks the ServiceCIDR, so
-    // the model deletes it.
+    // A repeated ServiceCIDR changes nothing. The next list lacks the ServiceCIDR, so the model
+    // deletes it.
     model.apply(cidr("a", &["10.0.0.0/16"]));
     assert!(!model.has_changes());
     model.apply(Event::ListStarted(kind));
@@ -368,7 +368,7 @@ fn service_cidrs_are_known_after_a_list_of_all_service_cidr_objects() {
     model.apply(Event::ServiceCidrDeleted("b".into()));
     assert!(changed(&mut model));
     assert_eq!(of(&model).unwrap(), [""; 0]);
-    // The list of ServiceCIDRs completes no list of another kind.
+    // Complete ServiceCIDRs do not make the lists of Services, EndpointSlices and Nodes complete.
     assert!(!model.is_complete() && !model.is_node_listed());
 }
 
@@ -453,7 +453,7 @@ fn an_unreadable_object_keeps_its_last_known_state() {
 }
 
 #[test]
-fn an_unreadable_object_stays_unknown_after_an_unreadable_change() {
+fn a_never_readable_object_stays_unknown_after_another_unreadable_event() {
     let first = [START, unreadable("a"), complete(Kind::Service, true)];
     let mut model = model(first);
     model.apply(unreadable("a"));
@@ -463,7 +463,7 @@ fn an_unreadable_object_stays_unknown_after_an_unreadable_change() {
 }
 
 #[test]
-fn an_unreadable_object_marks_the_model_as_partial() {
+fn the_model_is_not_whole_while_an_object_has_never_been_readable() {
     let first = [
         START,
         unreadable("a"),

@@ -7,7 +7,7 @@ use super::OptionValue;
 /// Scheduler flags, with the names of `ipvsadm --sched-flags`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SchedulerFlags {
-    /// Name of the scheduler that supports the flags. `None` without any flag.
+    /// Scheduler that supports the flags, or `None` if no flag is set.
     scheduler: Option<&'static str>,
     /// True if the scheduler hashes the client's port together with its address.
     pub port: bool,
@@ -80,7 +80,7 @@ impl OptionValue for SchedulerFlags {
 pub struct MaxConnections(u16);
 
 impl MaxConnections {
-    /// Returns the largest number of connections.
+    /// Returns the connection limit, which is at least 1.
     pub const fn get(self) -> u16 {
         self.0
     }
@@ -116,7 +116,7 @@ impl Weights {
     /// Schedulers that distribute connections in proportion to weights. Other schedulers are
     /// unsuitable:
     ///
-    /// * `rr`, `lc` and `dh` ignore weights.
+    /// * `rr`, `lc` and `dh` ignore the size of positive weights.
     /// * `sh` gives some endpoints no clients if the sum of weights exceeds its 256 slots.
     /// * `fo` and `ovf` prefer the largest weight.
     const SCHEDULERS: [&'static str; 5] = ["wrr", "wlc", "sed", "nq", "mh"];
@@ -183,7 +183,7 @@ impl OptionValue for Weights {
     }
 }
 
-/// Time in which the weight of a new endpoint grows to its full value.
+/// Time in which the weight of a new endpoint grows from its start value to its full value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlowStart {
     /// The number in the annotation, without its unit.
@@ -199,7 +199,7 @@ impl SlowStart {
     /// writes for little effect, because the weight grows in coarse steps.
     const SECONDS: std::ops::RangeInclusive<u64> = 10..=3600;
 
-    /// Returns the time in which the weight grows.
+    /// Returns the time after which a new endpoint has its full weight.
     pub fn duration(self) -> Duration {
         Duration::from_secs(u64::from(self.number) * u64::from(self.unit))
     }
@@ -248,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_scheduler_flags_belong_to_one_scheduler() {
+    fn scheduler_flags_must_all_belong_to_one_scheduler() {
         for (text, scheduler, port, fallback) in [
             ("none", "rr", false, false),
             ("mh-port", "mh", true, false),
