@@ -1,4 +1,4 @@
-//! System calls of this mode's worker threads, which read and write the kernel's state.
+//! Kernel access of this mode's worker threads, which read and write the kernel's state.
 
 use engine::KernelAccess;
 use proxy::Unreadable;

@@ -1,8 +1,8 @@
-//! The base: the objects in the nftables table that do not depend on Services.
+//! The base: this mode's objects in the nftables table that do not depend on Services.
 //!
 //! * the table itself;
-//! * its shared sets and maps;
-//! * the chains that every packet passes.
+//! * the sets and maps that all Services share;
+//! * the base chains (at netfilter hooks), and the chains to which they lead every packet.
 //!
 //! Source: docs/nftables-mode.md; upstream's `pkg/proxy/nftables/proxier.go` (`setupNFTables`).
 
@@ -48,19 +48,19 @@ pub(crate) enum BaseKey {
     Chain(&'static str),
     Counter(&'static str),
     /// Chain of the layout `flat` that chooses an endpoint. The base has one such chain for each
-    /// protocol and number of endpoints (above three) that a Service has.
+    /// protocol and each number of endpoints (above three) that a Service has.
     Chooser(Chooser),
 }
 
 impl BaseKey {
-    /// Returns true if this object is a chain that uses the set `set`, and the mode does not want
-    /// the chain. Such a chain may still exist in the kernel. There are two kinds of such chains:
+    /// Returns true for a chain that uses the set `set`, if the mode does not want this chain. Such
+    /// a chain may still exist in the kernel. There are two kinds:
     ///
     /// * a chain of upstream's layout, if the mode wants the layout `flat`;
     /// * a chooser chain for a number of endpoints that no Service has.
     ///
-    /// All other chains of an unwanted layout use only unwanted sets. The mode deletes these sets
-    /// together with the chains.
+    /// All other chains of an unwanted layout use only sets that are also unwanted. The mode
+    /// deletes these sets together with the chains.
     pub(crate) fn names_unwanted(&self, set: &str) -> bool {
         match self {
             Self::Chain(name) => *name == NODE_PORTS_CHECK && *set == *NODE_PORT_IPS,
@@ -82,13 +82,14 @@ impl fmt::Display for BaseKey {
     }
 }
 
-/// Key of the chain that leads packets to the chains of Services.
+/// Key of the chain `services`, which leads packets to the chains of Services.
 pub(crate) const SERVICES_CHAIN: BaseKey = BaseKey::Chain(SERVICES);
 
-/// Key of a chain that only upstream's layout has.
+/// Key of a chain by which the mode recognizes upstream's layout, because the layout `flat` lacks
+/// it.
 pub(crate) const UPSTREAM_ONLY: BaseKey = BaseKey::Chain(SERVICES_CHECK);
 
-/// Definition of an object of the base, without the object's comment.
+/// Definition of an object in the base, without the object's comment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum BaseValue {
     Table(Activity),
@@ -116,7 +117,7 @@ impl Definition {
     }
 }
 
-/// Wanted objects of the table that do not depend on Services.
+/// Wanted objects that do not depend on Services, for one IP family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Base {
     family: IpFamily,
@@ -132,8 +133,7 @@ pub const FOOTPRINT: Footprint = Footprint {
     ..footprint::NFTABLES
 };
 
-/// Returns the names of all chains, sets and maps of a family that do not depend on Services.
-/// Includes the names of both layouts.
+/// Returns the names of all chains, sets and maps in the base of a family, in both layouts.
 pub fn names(family: IpFamily) -> BTreeSet<String> {
     let all_node_ports = [NodePortIps::All, NodePortIps::InSet];
     let layouts = [Layout::Upstream, Layout::Flat].into_iter();
@@ -155,8 +155,7 @@ pub fn names(family: IpFamily) -> BTreeSet<String> {
         .collect()
 }
 
-/// Settings from which a layout computes its base: the chains, sets and maps that do not depend on
-/// Services.
+/// Input from which a layout computes its part of the base.
 struct LayoutInput<'a> {
     config: &'a Config,
     node_ports: NodePortIps,
@@ -173,7 +172,8 @@ pub(crate) enum NodePortIps {
 }
 
 impl Base {
-    /// Builds the base for an IP family and a configuration.
+    /// Builds the wanted base of an IP family. The rule `unallocated` drops packets to unallocated
+    /// ClusterIPs.
     pub(crate) fn new(
         family: IpFamily,
         config: &Config,
@@ -286,7 +286,8 @@ impl Base {
         self.chains.insert(key, (chain, rules));
     }
 
-    /// Adds the base chains of type `nat`, which both layouts have.
+    /// Adds the base chains of type `nat` (prerouting, output and postrouting), which both layouts
+    /// have.
     fn add_nat_chains(&mut self) {
         let to = |chain: &'static str| vec![self.line().jump(chain).rule()];
         let mut services = to(SERVICES);
@@ -325,8 +326,8 @@ impl Base {
         self.add_chain(MASQUERADING, masquerading);
     }
 
-    /// Adds the rules that reject and count packets to NodePorts on localhost, except NodePorts
-    /// that a relay serves.
+    /// Adds the set, counters and chain that reject and count packets to NodePorts on localhost.
+    /// NodePorts that a relay serves there are not in the set.
     fn add_localhost(&mut self, localhost: LocalhostNodePorts) {
         if localhost == LocalhostNodePorts::Off {
             return;
@@ -343,7 +344,7 @@ impl Base {
                 .count_in(counter);
             // Rejects TCP with a reset instead of an ICMP error. An ICMP error would arrive while
             // the client's socket is still sending the packet. So the socket would miss the error,
-            // and send its next packet only a second later.
+            // and retry only after a second.
             let line = match protocol {
                 Protocol::Tcp => line.reset(),
                 Protocol::Udp | Protocol::Sctp => line.reject(),
@@ -365,8 +366,7 @@ impl Base {
         })
     }
 
-    /// Adds a match for packets whose destination is an address of the node at which NodePorts are
-    /// served.
+    /// Adds to `line` a match for packets to the node's addresses at which NodePorts are served.
     fn at_node(&self, line: Line, node_ports: NodePortIps) -> Line {
         let to = Side::Destination;
         match node_ports {
@@ -375,8 +375,8 @@ impl Base {
         }
     }
 
-    /// Returns the rule that looks up the NodePort of a packet, and sends the packet to the chain
-    /// of the NodePort's Service.
+    /// Returns the rule that looks up a packet's port in the map `service-nodeports`, and sends the
+    /// packet to the chain of the NodePort's Service.
     fn by_node_port(&self, node_ports: NodePortIps) -> Rule {
         let line = match node_ports {
             NodePortIps::All => self.line().of_this_node(Side::Destination),
@@ -432,7 +432,7 @@ impl Base {
         }
     }
 
-    /// Returns the set with the name `name`.
+    /// Returns the definition of the set `name`, or `None` if the base lacks it.
     pub(crate) fn set(&self, name: &str) -> Option<&Set> {
         self.sets.get(name)
     }
@@ -445,7 +445,8 @@ impl Base {
             .find(|rule| is_unallocated(CLUSTER_IPS_CHECK, rule))
     }
 
-    /// Returns the base chain with the key `key`, and its rules.
+    /// Returns the definition and the rules of the chain with the key `key`, or `None` if the base
+    /// lacks it.
     pub(crate) fn chain(&self, key: &BaseKey) -> Option<&(Chain, Vec<Rule>)> {
         self.chains.get(key)
     }
@@ -500,7 +501,7 @@ const SETS: [&str; 9] = [
     LOCALHOST_NODE_PORTS,
 ];
 
-/// Returns the key of the base chain with the name `name`, if any.
+/// Returns the key of the base's chain with the name `name`, or `None` for any other chain.
 pub(crate) fn find_chain(name: &str) -> Option<BaseKey> {
     if is_of_service(name) {
         return None;
@@ -510,7 +511,7 @@ pub(crate) fn find_chain(name: &str) -> Option<BaseKey> {
     fixed.or_else(|| Chooser::find(name).map(BaseKey::Chooser))
 }
 
-/// Returns `name` as a constant if a base set has this name, or else `None`.
+/// Returns `name` as a constant if the base may contain a set with this name, or else `None`.
 pub(crate) fn find_set(name: &str) -> Option<&'static str> {
     let fixed = SETS.iter().find(|known| **known == name).copied();
     fixed.or_else(|| Map::find(name)?.name())

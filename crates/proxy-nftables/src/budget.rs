@@ -1,4 +1,4 @@
-//! Adapts the size of the next transaction to the kernel's speed.
+//! Adapts the size of transactions to the kernel's speed.
 
 use std::time::Duration;
 
@@ -7,24 +7,24 @@ use std::time::Duration;
 pub(crate) struct Budget(usize);
 
 impl Budget {
-    /// Budget for transactions of the largest size. The mode uses this budget until it has written
-    /// every Service once, because no other change waits for a transaction during that time.
+    /// Budget of the largest transactions. The mode uses it until it has written every Service
+    /// once, because no other change waits during that time.
     pub(crate) const WHOLE: Self = Self(1_000);
     /// Smallest budget. In upstream's layout, the kernel scans all elements of verdict maps for
     /// each transaction. With a smaller budget, the kernel would spend most of its time on these
     /// scans.
     pub(crate) const LEAST: Self = Self(125);
-    /// Target duration of a transaction. The mode limits this duration because changes to other
-    /// Services wait until the transaction ends.
+    /// Target duration of a transaction. It is short, because changes to other Services wait until
+    /// the transaction ends.
     const TIME: Duration = Duration::from_millis(30);
 
-    /// Returns the number of entries that this budget allows in a transaction, at least 1. A
+    /// Returns the number of entries that this budget allows in a transaction, at least 1, if a
     /// transaction of the largest size has `most` entries.
     pub(crate) fn of(self, most: usize) -> usize {
         (most * self.0 / Self::WHOLE.0).max(1)
     }
 
-    /// Returns the part of a transaction that `size` entries fill. The largest transaction has `most`
+    /// Returns the budget that `size` entries use, if a transaction of the largest size has `most`
     /// entries.
     pub(crate) fn share(size: usize, most: usize) -> Self {
         Self((size * Self::WHOLE.0).div_ceil(most))
@@ -67,8 +67,8 @@ mod tests {
         assert_eq!(after(1_000, 60), Budget(500));
         assert_eq!(after(1_000, 10_000), least);
         assert_eq!(after(1_000, 0), whole);
-        // The duration of a small transaction does not change the budget, because most of this time
-        // is the kernel's scan.
+        // The duration of a small transaction does not change the budget, because the kernel's scan
+        // takes most of this time.
         assert_eq!(after(10, 90), least);
     }
 }

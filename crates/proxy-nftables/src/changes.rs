@@ -1,4 +1,4 @@
-//! Converts a plan into changes to the nftables table, in the order that the kernel requires. An
+//! Converts a plan into changes to the nftables table, in an order that the kernel accepts. An
 //! object is created before all objects that refer to it, and deleted after them.
 
 use std::collections::BTreeMap;
@@ -26,18 +26,19 @@ use crate::plan::{
 use crate::port::{EmptyPortPolicy, Member, Route, Slot};
 use kube_rules::nft::{address_type, octets};
 
-/// Grouping of added and deleted elements. Each group becomes one change in the transaction.
+/// Rule by which added and deleted elements are grouped. Each group becomes one change in the
+/// transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Grouping {
     /// One change contains all elements of a map. The kernel executes one large change faster than
     /// many small changes.
     ByMap,
-    /// One change contains the elements of one plan unit in a map. If the kernel refuses the
+    /// One change contains the elements that one plan unit has in a map. If the kernel refuses the
     /// change, the unit at fault is known.
     ByUnit,
 }
 
-/// Stages of a transaction, in the order in which the transaction makes its changes.
+/// Stages in which a transaction makes its changes, in order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
     Table,
@@ -69,7 +70,7 @@ impl Stage {
 /// its own change), and the set.
 type Group = (Stage, Option<PlanUnit>, &'static str);
 
-/// Changes in a transaction. They can be added in any order.
+/// Collector of a transaction's changes, which can be added in any order.
 struct Changes {
     staged: Vec<(Stage, PlanUnit, Change)>,
     /// Elements to add or delete, by group.
@@ -182,7 +183,7 @@ impl Plan {
             }
             BaseKey::Chain(_) | BaseKey::Chooser(_) => {
                 let Some((chain, rules)) = self.base.chain(key) else {
-                    // This base does not want the chain, but the chain uses a set that this
+                    // The base does not want this chain, but the chain uses a set that this
                     // transaction replaces. So the transaction flushes the chain. A later
                     // transaction deletes it.
                     let name = match key {
@@ -329,7 +330,7 @@ impl Plan {
         }
     }
 
-    /// Describes the plan's changes for the operator, one change per line.
+    /// Describes the plan's changes for the operator, one line for each change.
     pub fn lines(&self) -> Vec<String> {
         let changes = self.changes(self.units(), Grouping::ByUnit, &Edits::new());
         let changes = changes.iter().map(|(_, change)| describe(change));
@@ -348,7 +349,8 @@ impl Plan {
         changes.chain(listeners).collect()
     }
 
-    /// Returns the number of changes in the plan. All elements of one map count as one change.
+    /// Returns the number of changes in the plan. All added elements of one map count as one
+    /// change, and so do all deleted elements.
     pub fn len(&self) -> usize {
         self.changes(self.units(), Grouping::ByMap, &Edits::new())
             .len()
@@ -357,7 +359,8 @@ impl Plan {
 
 fn stale_changes(unit: PlanUnit, stale: &StaleObject, changes: &mut Changes) {
     let mut chain = |name: Name| {
-        // Flushes all unwanted chains before it deletes any, because they may refer to each other.
+        // Flushes all unwanted chains before deleting any of them, because they may refer to each
+        // other.
         let flush = Change::FlushChain(Arc::clone(&name));
         changes.push(Stage::FlushStale, unit, flush);
         changes.push(Stage::DeleteChains, unit, Change::DeleteChain(name));
@@ -389,8 +392,8 @@ fn stale_changes(unit: PlanUnit, stale: &StaleObject, changes: &mut Changes) {
     }
 }
 
-/// Adds the changes for one address and port (slot): elements in the three verdict maps, and
-/// endpoints.
+/// Adds the changes for one address and port: elements in the three verdict maps, and endpoints in
+/// the shared maps.
 fn slot_changes(unit: PlanUnit, owner: Option<&Owner>, change: &SlotChange, changes: &mut Changes) {
     let SlotChange {
         slot,
@@ -428,8 +431,8 @@ fn slot_changes(unit: PlanUnit, owner: Option<&Owner>, change: &SlotChange, chan
             changes.element(Stage::AddElements, unit, set, element);
         }
     };
-    // An element needs a comment with the name of its Service, unless the element leads to a chain
-    // of this Service.
+    // An element gets a comment with the name of its Service, unless it leads to a chain whose name
+    // contains the Service.
     let is_shared = |to: &To| !matches!(to, To::Goto(chain) if is_of_service(chain));
     let to = after.to.clone();
     differ(
@@ -458,7 +461,8 @@ fn slot_changes(unit: PlanUnit, owner: Option<&Owner>, change: &SlotChange, chan
     choice_changes(unit, slot, [&before.choices, &after.choices], changes);
 }
 
-/// Adds the changes for endpoints that were added, removed or moved to another position.
+/// Adds the changes to the shared maps for endpoints that were added, removed or moved to another
+/// position.
 fn choice_changes(
     unit: PlanUnit,
     slot: &Slot,

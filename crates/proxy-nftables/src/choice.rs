@@ -1,4 +1,4 @@
-//! Endpoints in maps that all Services share, in the layout `flat`.
+//! Endpoints as elements of maps that all Services share, in the layout `flat`.
 //!
 //! The rules choose the endpoint of a packet to an address and port in two steps:
 //!
@@ -18,11 +18,11 @@ use std::sync::Arc;
 use hashbrown::HashSet;
 use proxy::Protocol;
 
-/// Largest number of endpoints for which a separate map exists.
+/// Largest number of endpoints for which Services have a separate map.
 pub(crate) const FEW: u32 = 3;
 
-/// Names of the maps of each protocol. The first map is for Services with more than three
-/// endpoints. The next maps are for Services with one, two and three endpoints.
+/// Names of the maps of each protocol: first the map for Services with more than three endpoints,
+/// then the maps for Services with one, two and three endpoints.
 const MAPS: [(Protocol, [&str; 4]); 3] = [
     (
         Protocol::Tcp,
@@ -53,7 +53,7 @@ const MAPS: [(Protocol, [&str; 4]); 3] = [
     ),
 ];
 
-/// A map of endpoints that Services share.
+/// A map whose elements are endpoints of many Services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Map {
     pub(crate) protocol: Protocol,
@@ -83,12 +83,12 @@ impl Map {
     }
 }
 
-/// Prefix of the names of chains that choose an endpoint, such as `endpoints-of-tcp-443`. Without
-/// the prefix, a name could equal that of another chain in the table.
+/// Prefix of the names of chooser chains, such as `endpoints-of-tcp-4` for TCP ports with four
+/// endpoints. Without the prefix, a name could equal that of another chain in the table.
 const CHOOSER: &str = "endpoints-of-";
 
-/// Chain that chooses an endpoint for Services with `count` endpoints (more than three). The chain
-/// chooses by the packet's destination and a random number.
+/// Chain that chooses one of `count` endpoints (more than three), by the packet's destination and a
+/// random number. All Services with this number of endpoints share the chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Chooser {
     pub(crate) protocol: Protocol,
@@ -124,7 +124,7 @@ impl Chooser {
     }
 }
 
-/// Position of an endpoint in the shared maps.
+/// Position of an endpoint of a Service: the map that contains it, and its number there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EndpointIndex {
     /// Number of endpoints of each Service in the map, or 0 for the map of Services with more than
@@ -151,8 +151,8 @@ impl Choices {
         Self((!all.is_empty()).then(|| Arc::new(all)))
     }
 
-    /// Keeps each endpoint in the position that it had in `before`. Gives the free positions to new
-    /// endpoints. So an added or removed endpoint moves at most one other endpoint.
+    /// Keeps each endpoint at the position that it had in `before`, and gives the free positions to
+    /// new endpoints. So an added or removed endpoint moves at most one other endpoint.
     #[must_use]
     pub(crate) fn arranged(self, before: Option<&Self>) -> Self {
         let (Some(all), Some(before)) = (&self.0, before) else {
@@ -179,7 +179,7 @@ impl Choices {
             .collect()
     }
 
-    /// Adds an endpoint that was read from the kernel.
+    /// Adds an endpoint that was read from the kernel, at its position there.
     pub(crate) fn insert(&mut self, place: EndpointIndex, endpoint: SocketAddr) {
         let all = Arc::make_mut(self.0.get_or_insert_default());
         match all.binary_search_by_key(&place, |(at, _)| *at) {
@@ -193,7 +193,7 @@ impl Choices {
         self.0.iter().flat_map(|all| all.iter().copied())
     }
 
-    /// Returns the endpoint at a position.
+    /// Returns the endpoint at a position, or `None` if the position is free.
     pub fn at(&self, place: EndpointIndex) -> Option<SocketAddr> {
         let all = self.0.as_ref()?;
         let at = all.binary_search_by_key(&place, |(at, _)| *at).ok()?;
@@ -248,8 +248,8 @@ mod tests {
         assert_eq!(hosts(arranged.clone()), hosts(of(&[1, 6, 3, 4, 5])));
         let arranged = of(&[0, 1, 3, 4, 5, 6, 7]).arranged(Some(&arranged));
         assert_eq!(hosts(arranged), hosts(of(&[1, 6, 3, 4, 5, 0, 7])));
-        // Services with two endpoints use another map than Services with three. So all endpoints
-        // get new positions.
+        // The Service now has two endpoints instead of six, which are in another map. So all
+        // endpoints get new positions.
         assert_eq!(of(&[2, 3]).arranged(Some(&before)), of(&[2, 3]));
         assert_eq!(of(&[]).arranged(Some(&before)), of(&[]));
     }
@@ -268,7 +268,7 @@ mod tests {
         };
         assert_eq!(maps(2), [(2, 0), (2, 1)]);
         assert_eq!(maps(4), [(0, 0), (0, 1), (0, 2), (0, 3)]);
-        // The kernel may return endpoints in any order. The result is the same.
+        // The kernel may return the elements in any order. The result is the same.
         let mut found = Choices::default();
         let all: Vec<_> = endpoints(4).iter().collect();
         for (place, endpoint) in all.into_iter().rev() {

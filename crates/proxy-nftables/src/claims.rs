@@ -1,4 +1,4 @@
-//! Claims of Services: the compiled ports of each Service.
+//! Claims: the compiled ports of each Service, from which the mode computes wanted objects.
 
 use std::mem;
 use std::sync::Arc;
@@ -17,25 +17,25 @@ use crate::tables::Tables;
 pub(crate) struct Claims {
     /// Ports of each Service, sorted by owner. A Service may have thousands of ports.
     ports: HashMap<NamespacedName, Box<[Arc<ServedPort>]>>,
-    /// Services that keep endpoints which an earlier process wrote, because a Kubernetes object
-    /// could not be read.
+    /// Services that keep endpoints from an earlier process, because a Kubernetes object has not
+    /// been readable yet.
     going_on: HashSet<NamespacedName>,
-    /// Number of Service ports over all Services.
+    /// Total number of ports of all Services.
     count: usize,
 }
 
 impl Claims {
-    /// Returns all Services with claims.
+    /// Returns the names of all Services with claims.
     pub(crate) fn services(&self) -> impl Iterator<Item = &NamespacedName> {
         self.ports.keys()
     }
 
-    /// Returns the number of Service ports over all Services.
+    /// Returns the total number of ports of all Services.
     pub(crate) fn count(&self) -> usize {
         self.count
     }
 
-    /// Returns the compiled Service port of an owner, if any.
+    /// Returns the compiled port of an owner, or `None` if the owner has no claims.
     pub(crate) fn port(&self, owner: &Owner) -> Option<&Arc<ServedPort>> {
         let ports = self.ports.get(&owner.name.service)?;
         let at = ports.binary_search_by(|port| (*port.owner).cmp(owner));
@@ -50,8 +50,8 @@ impl Claims {
             && ports.all(|port| tables.has_all_of(&port.owner))
     }
 
-    /// Replaces all claims of a Service. While the mode must not delete objects, keeps routes in
-    /// the kernel that lead to endpoints.
+    /// Replaces all claims of a Service. While the mode must not delete objects, routes in the
+    /// kernel that lead to endpoints stay.
     pub(crate) fn put(
         &mut self,
         service: &NamespacedName,
@@ -127,8 +127,8 @@ impl Claims {
         ports.filter_map(|port| port.chooser())
     }
 
-    /// After a read of the kernel, claims the objects of some ports again: the ports that lack an
-    /// endpoint for some clients. So routes in the kernel that lead to endpoints stay. The mode
+    /// Claims the objects of some ports again after a read of the table, so that routes in the
+    /// kernel that lead to endpoints stay. These ports lack an endpoint for some clients. The mode
     /// calls this function only while it must not delete objects.
     pub(crate) fn go_on(&mut self, tables: &mut Tables, config: &Config) {
         self.going_on.clear();
@@ -142,8 +142,8 @@ impl Claims {
     }
 }
 
-/// Returns the addresses of a port with their routes. Endpoints keep their previous positions in
-/// the shared maps.
+/// Returns the addresses of a port with their routes. Endpoints keep their positions in the shared
+/// maps.
 fn arranged_slots(port: &ServedPort, tables: &Tables, config: &Config) -> Vec<(Slot, Route)> {
     let slots = port.slots(config.layout).into_iter();
     let arranged = slots.map(|(slot, route)| {
@@ -158,8 +158,8 @@ fn arranged_slots(port: &ServedPort, tables: &Tables, config: &Config) -> Vec<(S
 /// Returns true if it kept a route or chain.
 fn claim_as_there(port: &ServedPort, tables: &mut Tables, config: &Config) -> bool {
     let mut goes_on = false;
-    // Chains to which kept routes lead. These chains also stay unchanged, because their last rule
-    // depends on the layout.
+    // Chains to which kept routes lead. They also stay unchanged, because their last rule depends
+    // on the layout.
     let mut led_to: HashSet<Name> = HashSet::new();
     let arranged = arranged_slots(port, tables, config);
     let slots = arranged.into_iter().map(|(slot, route)| {

@@ -1,8 +1,8 @@
-//! Sets of session affinity clients: the timeout of a set, and the memory that the kernel reserves
-//! for the set.
+//! Sets that remember session affinity clients: their timeouts, and the memory that the kernel
+//! reserves for them.
 
-/// Placeholder for the timeout of a set with a wrong key or wrong flags, which cannot contain
-/// clients. The placeholder equals no Service's timeout, so the next sync replaces the set.
+/// Placeholder for the timeout of a set whose key or flags are wrong, so that it cannot contain
+/// clients. No Service has this timeout, so the next sync replaces the set.
 pub(crate) const OTHER_KIND: u32 = u32::MAX;
 
 /// State of a set of session affinity clients.
@@ -25,7 +25,7 @@ pub(crate) enum SetMemory {
 }
 
 impl SetMemory {
-    /// Infers the reserved memory from the handle of the set and the handle of the chain that adds
+    /// Infers whether memory is reserved from two handles: of the set, and of the chain that adds
     /// clients to the set.
     ///
     /// - The kernel reports the same size for sets with and without reserved memory. But handles
@@ -42,7 +42,7 @@ impl SetMemory {
 }
 
 impl Clients {
-    /// Returns the state of a set that the current version of this program creates.
+    /// Returns the state that a set has if this version of the program creates it.
     pub(crate) fn new(seconds: u32) -> Self {
         Self {
             seconds,

@@ -14,8 +14,8 @@ pub enum LocalhostNodePorts {
     Off,
     /// The rules reject and count all packets to NodePorts on localhost.
     Refused,
-    /// A relay serves TCP NodePorts at 127.0.0.1 or `::1`. The rules reject and count packets to
-    /// NodePorts of other protocols at these addresses.
+    /// A relay serves TCP NodePorts at 127.0.0.1 or `::1`. The rules reject and count packets of
+    /// other protocols to NodePorts at these addresses.
     Served,
 }
 
@@ -29,12 +29,11 @@ pub struct Config {
     pub masquerade_mark: u32,
     /// Layout of the table. The mode may change the layout if [`sizes`](Self::sizes) is set.
     pub layout: Layout,
-    /// Numbers of Service ports at which the mode changes the layout. `None` if the layout never
-    /// changes.
+    /// Numbers of Service ports at which the mode changes the layout, or `None` for a fixed layout.
     pub sizes: Option<LayoutSizes>,
     /// Policy for packets to NodePorts on localhost: ignore, reject or serve.
     pub localhost: LocalhostNodePorts,
-    /// Detector of traffic from pods of this node.
+    /// Detector of traffic from this node's pods (`--detect-local-mode`).
     pub detector: LocalDetector,
     /// Longest delay before a retry of a failed write (`nftables.syncPeriod`).
     pub sync_period: Duration,

@@ -1,15 +1,14 @@
-//! Digests of the rules of chains. The mode stores only digests, because the rules of a chain with
-//! 50 endpoints need some kilobytes. It builds the rules themselves only for a write.
+//! Digests of chains' rules. The mode stores only digests, because the rules of a chain with 50
+//! endpoints need some kilobytes. It builds the rules themselves only to write them.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use nftables_netlink::{AnonymousSet, Element, Expression, LookupFor, Rule, SetRef};
 
-/// Digest of a chain's rules. Two different lists of rules have the same digest with a probability
-/// of 2⁻⁶⁴.
+/// Digest of a chain's rules. Different rules have the same digest only with a probability of 2⁻⁶⁴.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Content {
-    /// Number of rules in the digest.
+    /// Number of rules that were added to the digest.
     pub rules: u32,
     digest: u64,
 }
@@ -44,8 +43,8 @@ fn add_expression(expression: &Expression, hasher: &mut DefaultHasher) {
         what,
     } = expression
     {
-        // Ignores the set's types, which only listings show. Also ignores the order of the set's
-        // elements, because the order has no effect.
+        // Ignores the anonymous set's types, which only listings show, and the order of its
+        // elements, which has no effect.
         (key, what as &LookupFor).hash(hasher);
         add_set(set, hasher);
     } else {

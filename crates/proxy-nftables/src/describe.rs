@@ -10,7 +10,7 @@ use crate::name::{
     SERVICE_NODE_PORTS,
 };
 
-/// Returns the description of a change.
+/// Describes a change in a few words, such as `flush chain services`.
 pub fn describe(change: &Change) -> String {
     match change {
         Change::AddTable(table) => format!("add table {}", table.name),
@@ -50,8 +50,8 @@ fn told(set: &str, elements: &[Element]) -> String {
     all.join(", ")
 }
 
-/// Returns the parts of an element in a map of endpoints, as `nft` shows them: number, destination,
-/// endpoint.
+/// Returns the fields of an element in a map of endpoints, as `nft` shows them: number,
+/// destination, endpoint.
 fn endpoint_words(element: &Element) -> Vec<String> {
     let address_and_port = |bytes: &[u8]| -> Option<[String; 2]> {
         let (address, port) = bytes.split_at_checked(bytes.len().checked_sub(4)?)?;

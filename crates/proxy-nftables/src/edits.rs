@@ -1,11 +1,11 @@
-//! Changes single rules of long chains, so that the chains need not be written as a whole.
+//! Changes single rules of long chains instead of rewriting the chains as a whole.
 //!
 //! With session affinity, the chain that chooses an endpoint has one rule for each endpoint. Each
 //! of these rules uses its own set. To write one such rule, the kernel searches all sets of the
 //! table. So the cost of writing the whole chain grows with the square of the number of endpoints:
 //! 8 s for 10,000.
 //!
-//! This module reads the current rules with their handles, and writes only the differences.
+//! This module reads a chain's current rules with their handles, and writes only the differences.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::content::Content;
 use crate::kernel::Kernel;
 use crate::plan::{ChainState, Plan};
 
-/// Number of wanted rules up to which the plan always rewrites a changed chain as a whole.
+/// Number of wanted rules up to which a changed chain is always rewritten as a whole.
 const LONG: u32 = 4;
 
 /// Largest number of rules of one chain that a transaction writes. Between two transactions for a
@@ -33,13 +33,13 @@ pub(crate) struct Edit {
     pub(crate) partial: Option<Content>,
 }
 
-/// Changes to single rules, by the name of their chain.
+/// Changes to single rules of long chains, by the chain's name.
 pub(crate) type Edits = BTreeMap<Name, Edit>;
 
 impl Plan {
     /// Reads each existing long chain that the plan changes, and compares its rules with the wanted
-    /// rules. The plan rewrites a whole chain if the chain cannot be read or most of its rules
-    /// change.
+    /// rules. A chain is missing from the result, and is rewritten as a whole, if it cannot be read
+    /// or most of its rules change.
     pub(crate) fn edits(&self, kernel: &mut dyn Kernel) -> Edits {
         let mut edits = Edits::new();
         for part in &self.parts {
@@ -84,8 +84,8 @@ impl Plan {
     }
 }
 
-/// Returns the changes that create a chain with its first rules. No element leads packets to the
-/// chain yet.
+/// Returns the changes that create a chain with its first rules, while no element leads packets to
+/// it.
 fn beginning(chain: &Name, wanted: &[Rule]) -> Edit {
     let first = wanted.get(..MANY_RULES).unwrap_or(wanted);
     let new = Change::AddChain(Chain {
@@ -101,10 +101,10 @@ fn beginning(chain: &Name, wanted: &[Rule]) -> Edit {
     }
 }
 
-/// Returns the changes that turn the current rules into the wanted rules, or `None` if rewriting
-/// the chain costs less. If very many rules are new, adds only some of them now, and deletes no
-/// rule yet. The last rule changes in the last transaction, because it gives new clients an
-/// endpoint.
+/// Returns the changes that turn a chain's current rules into the wanted rules, or `None` if
+/// rewriting the chain costs less. If very many rules are new, adds only some of them now, and
+/// deletes no rule yet. The last rule changes in the last transaction, because it gives new clients
+/// an endpoint.
 fn differences(chain: &Name, there: &[(u64, Rule)], wanted: &[Rule]) -> Option<Edit> {
     let places: HashMap<&Rule, usize> = wanted.iter().zip(0..).collect();
     let mut kept: Vec<(usize, u64)> = Vec::new();
@@ -160,8 +160,8 @@ fn differences(chain: &Name, there: &[(u64, Rule)], wanted: &[Rule]) -> Option<E
             Change::InsertRule(_, _, rule) | Change::AddRule(_, rule) => Some(rule),
             _ => None,
         });
-        // Digests the rules in any order. The digest of an unfinished chain only has to differ from
-        // the digest of the wanted rules.
+        // Digests the rules in arbitrary order: the digest of an unfinished chain only has to
+        // differ from the digest of the wanted rules.
         Content::of(there.iter().map(|(_, rule)| rule).chain(new))
     });
     Some(Edit { changes, partial })
@@ -180,7 +180,7 @@ mod tests {
         }
     }
 
-    /// Returns the rules of the kernel's chain after `changes`.
+    /// Returns the rules that a chain with the rules `there` has after `changes`.
     fn made(there: &[(u64, Rule)], changes: Vec<Change>) -> Vec<Rule> {
         let mut rules = there.to_vec();
         let mut new = 1_000;

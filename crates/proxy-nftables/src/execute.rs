@@ -1,10 +1,11 @@
-//! Executes a plan, and reports the outcome of each unit.
+//! Commits a plan to the kernel, and reports the outcome of each unit (a part that succeeds or
+//! fails as a whole).
 //!
 //! The whole plan is one transaction, which the kernel applies completely or not at all. If the
 //! kernel refuses the transaction:
 //!
 //! 1. Usually the kernel names the changes at fault. The executor removes the units of these
-//!    changes, and commits all other units again.
+//!    changes, and commits all other units.
 //! 2. If the kernel names no change, the executor commits halves of the transaction, until it has
 //!    isolated the unit at fault.
 
@@ -23,7 +24,8 @@ use crate::plan::{Outcomes, Plan, PlanUnit, Removal, StaleObject, Timeouts, Unit
 const MAX_TRANSACTIONS: usize = 64;
 
 impl Plan {
-    /// Commits the plan's changes, and returns the outcome of each unit.
+    /// Commits the plan's changes and opens or closes its NodePorts on localhost. Returns the
+    /// outcome of each unit.
     pub(crate) fn apply(&self, kernel: &mut dyn Kernel) -> Outcomes {
         let edits = self.edits(kernel);
         let mut executor = Executor {
@@ -64,12 +66,12 @@ enum CommitResult {
     /// The kernel refused the transaction. The map contains the units at fault. The map is empty if
     /// the kernel named no change.
     Refused(BTreeMap<PlanUnit, Blame>, Arc<str>),
-    /// The transaction failed for a reason that would also make all further transactions fail.
+    /// The transaction failed for a reason that would also make every further transaction fail.
     Over,
 }
 
-/// Returns true for an error of the kernel's table validation. The kernel reports this error for
-/// the first invalid change and for each change after it.
+/// Returns true for an error number with which the kernel's validation of the table fails. The
+/// kernel reports this error for the first invalid change and for each change after it.
 fn is_of_validation(blame: &Blame) -> bool {
     let errno = blame.errno;
     matches!(
@@ -103,8 +105,8 @@ impl Executor<'_> {
         self.outcomes.listeners = listeners.map(listen).collect();
     }
 
-    /// Activates the dormant table. Ignores a refusal: the kernel then also refuses the next
-    /// transaction, whose error states the reason.
+    /// Activates the dormant table in a separate transaction. Ignores a refusal, because the kernel
+    /// then also refuses the next transaction, whose error states the reason.
     fn switch_on(&mut self) {
         let transaction = Transaction {
             family: self.plan.family.into(),
@@ -123,7 +125,7 @@ impl Executor<'_> {
         let (mut stale, wanted): (Vec<PlanUnit>, Vec<PlanUnit>) =
             all.iter().partition(|of| is_stale(of));
         if !self.outcomes.partial.is_empty() {
-            // Keeps stale objects, because rules that a later plan deletes may still use them.
+            // Keeps stale objects for now: rules that a later plan deletes may still use them.
             self.set_all(&stale, &UnitOutcome::Later);
             stale.clear();
         }
@@ -148,8 +150,8 @@ impl Executor<'_> {
         }
     }
 
-    /// Tests once, after a successful write, whether this kernel changes the timeout of an existing
-    /// set.
+    /// Tests once, after a successful write, whether this kernel can change the timeout of an
+    /// existing set.
     fn try_timeouts(&mut self) {
         if self.outcomes.timeouts != Timeouts::Unknown || self.outcomes.taken == 0 {
             return;
@@ -167,8 +169,8 @@ impl Executor<'_> {
         }
     }
 
-    /// Commits `groups` of units in order, and isolates the refused units of each group. Groups of
-    /// wanted units come before groups of stale units.
+    /// Commits `groups` of units in order, and isolates the refused units of each group. Wanted
+    /// units must come before stale units.
     fn isolate<const N: usize>(&mut self, groups: [Vec<PlanUnit>; N]) {
         let mut groups = VecDeque::from(groups);
         let mut has_cascaded = false;
@@ -200,8 +202,8 @@ impl Executor<'_> {
                 }
                 group.retain(|unit| !blamed.contains_key(unit));
                 if is_cascade && has_cascaded && group.len() > 1 {
-                    // Several units are at fault, but each transaction shows only the first unit at
-                    // fault. Transactions with half of the units write the valid units sooner.
+                    // Several units are at fault, but each transaction shows only the first of
+                    // them. Transactions with half of the units write the valid units sooner.
                     let other = group.split_off(group.len().div_ceil(2));
                     groups.push_front(other);
                 }
@@ -219,8 +221,8 @@ impl Executor<'_> {
         }
     }
 
-    /// Keeps stale objects that may still protect Services, such as chains of another layout, until
-    /// their replacements exist.
+    /// Removes stale objects from `group` that may still protect Services, such as chains of
+    /// another layout, until all wanted units are written.
     fn keep_guards(&mut self, group: &mut Vec<PlanUnit>) {
         if self.outcomes.has_all_wanted() {
             return;
@@ -276,7 +278,8 @@ impl Executor<'_> {
                 outcomes.refused += 1;
                 let is_of_state = |blame: &Blame| match blame.errno {
                     libc::ENOENT | libc::EEXIST => true,
-                    // Linux 5.4 refuses a key with this error if the map has another value for it.
+                    // Linux 5.4 refuses to add a key with this error if the map has another value
+                    // for the key.
                     libc::EBUSY => matches!(
                         transaction.changes.get(blame.change),
                         Some(Change::AddElements(..))
@@ -291,8 +294,8 @@ impl Executor<'_> {
                     Some(Change::AddSet(set)) if set.timeout.is_some() => Some(&set.name),
                     _ => None,
                 });
-                // Checks that the set contains clients. EEXIST can also mean that the existing set
-                // is of another kind, which shows nothing about timeouts.
+                // Checks that the set is a set of clients. EEXIST can also mean that the existing
+                // set is of another kind, which shows nothing about timeouts.
                 if let Some(set) = set
                     && let Ok(Some(_)) = self.kernel.timeout(set)
                 {

@@ -1,5 +1,5 @@
-//! A fake kernel for tests. The fake stores the same objects as nf\_tables. It refuses every
-//! transaction that nf\_tables would refuse, and a refused transaction changes nothing.
+//! A fake kernel for tests. It stores the same objects as nf\_tables, and refuses every transaction
+//! that nf\_tables would refuse. A refused transaction changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -29,35 +29,35 @@ pub struct FakeKernel {
     state: Arc<Mutex<FakeState>>,
 }
 
-/// Content of the fake kernel, and its programmed behavior.
+/// Content of the fake kernel, and the faults that a test has set.
 #[derive(Debug, Clone, Default)]
 pub struct FakeState {
     /// The table of nftables mode, if it exists.
     pub table: Option<Content>,
     /// Handles of the table's sets and chains.
     pub handles: Handles,
-    /// Addresses of the simulated node.
+    /// Addresses of all interfaces of the simulated node.
     pub addresses: BTreeSet<IpAddr>,
-    /// Parts of change descriptions. The fake refuses each change whose description contains one of
-    /// these texts, like a kernel that lacks a feature.
+    /// Texts that a change's description may contain. The fake refuses each change that matches one
+    /// of them, like a kernel that lacks a feature.
     pub refused: Vec<String>,
-    /// Parts of change descriptions. A change whose description contains one of these texts makes
-    /// the table invalid. The fake refuses this change, and all later rules and elements of the
+    /// Texts that a change's description may contain. A change that matches one of them makes the
+    /// table invalid. The fake refuses this change, and all later rules and elements of the
     /// transaction.
     pub invalid: Vec<String>,
-    /// Parts of change descriptions. The fake refuses each transaction that has such a change,
-    /// without naming the change.
+    /// Texts that a change's description may contain. The fake refuses each transaction with a
+    /// matching change, without naming the change.
     pub refused_as_whole: Vec<String>,
-    /// Reason for which the fake refuses every transaction, or `None`.
+    /// Reason why the fake refuses every transaction, or `None` if it accepts valid ones.
     pub held: Option<String>,
     /// Largest number of changes in one transaction, or `None` for no limit.
     pub room: Option<usize>,
     /// Number of upcoming transactions that the fake commits, but whose replies are lost.
     pub lost: usize,
-    /// Parts of change descriptions. The fake refuses each transaction that has such a change, as
-    /// if the kernel lacked memory.
+    /// Texts that a change's description may contain. The fake refuses each transaction with a
+    /// matching change, as if the kernel lacked memory.
     pub no_memory_for: Vec<String>,
-    /// Reason why the table cannot be read, or `None`.
+    /// Reason why the table cannot be read, or `None` if it can.
     pub unreadable: Option<String>,
     /// Duration of each read, even if it fails.
     pub reading: Duration,
@@ -71,11 +71,11 @@ pub struct FakeState {
     pub listening: BTreeMap<u16, Arc<PortBackends>>,
     /// Ports on localhost that another program uses.
     pub taken: BTreeSet<u16>,
-    /// Number of reads of the table so far.
+    /// Number of times that the mode has read the table so far.
     pub reads: usize,
-    /// Number of reads of the addresses so far.
+    /// Number of times that the mode has read the addresses so far.
     pub address_reads: usize,
-    /// Transactions that were committed since a test last took this list, each as a list of change
+    /// Transactions committed since a test last took this list, each as a list of its changes'
     /// descriptions.
     pub made: Vec<Vec<String>>,
     /// Number of refused transactions so far.
@@ -108,8 +108,8 @@ impl Handles {
         numbered.get(name).copied().unwrap_or_default()
     }
 
-    /// Numbers sets before chains. An earlier version of this program, which gave sets of clients a
-    /// size, created its tables in this order.
+    /// Renumbers the handles so that sets precede chains, as in a table of an earlier version of
+    /// this program. That version gave sets of clients a size.
     pub fn sets_first(&mut self) {
         let numbered = self.sets.values_mut().chain(self.chains.values_mut());
         for (number, handle) in (1..).zip(numbered) {
@@ -118,7 +118,7 @@ impl Handles {
         }
     }
 
-    /// Updates the handles after the kernel has committed `change`.
+    /// Updates the handles after the fake has committed `change`.
     fn follow(&mut self, change: &Change) {
         let (numbered, name) = match change {
             Change::DeleteTable => {
@@ -157,13 +157,13 @@ impl FakeKernel {
         }
     }
 
-    /// Locks and returns the fake's state.
+    /// Locks the fake kernel, and returns access to its content.
     pub fn state(&self) -> MutexGuard<'_, FakeState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Result of a change. The error is the kernel's error number.
+/// Result of one change. The error is the error number (errno) that the kernel would return.
 type ChangeResult = Result<(), i32>;
 
 impl Content {
@@ -270,7 +270,7 @@ impl Content {
         if has_all { Ok(()) } else { Err(libc::ENOENT) }
     }
 
-    /// Returns the position of a rule in its chain. `handle` identifies the rule.
+    /// Returns the position of the rule with this handle in its chain.
     fn place(&self, chain: &Name, handle: u64) -> Result<usize, i32> {
         let (_, rules) = self.chains.get(chain).ok_or(libc::ENOENT)?;
         let mut handles = rules.iter().map(handle_of);
@@ -315,8 +315,8 @@ impl Content {
     }
 }
 
-/// Returns the handle of a rule: a digest of its content. This handle is unique in a chain, because
-/// no chain contains the same rule twice.
+/// Returns the handle of a rule in the fake: a digest of its content. This handle is unique in a
+/// chain, because no chain contains the same rule twice.
 fn handle_of(rule: &Rule) -> u64 {
     let mut hasher = DefaultHasher::new();
     rule.hash(&mut hasher);

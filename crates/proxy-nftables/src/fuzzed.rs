@@ -1,5 +1,5 @@
-//! Entry points for the fuzzer. Each function passes bytes to a parser of other programs' output.
-//! No other code may use these functions.
+//! Entry points for the fuzzer. Each function passes bytes to a parser of the kernel's messages. No
+//! other code uses these functions.
 
 use std::sync::{Arc, LazyLock};
 
@@ -11,7 +11,7 @@ use crate::base;
 use crate::kernel::Object;
 use crate::snapshot::SnapshotBuilder;
 
-/// Names of the base sets and chains of each family.
+/// Names of the sets and chains in the base, per IP family.
 static NAMES: LazyLock<[Vec<Name>; 2]> = LazyLock::new(|| {
     IpFamily::ALL.map(|family| base::names(family).into_iter().map(Into::into).collect())
 });

@@ -1,4 +1,4 @@
-//! The kernel interface of nftables mode: reads of its table, and transactions.
+//! The kernel interface of nftables mode: it reads the mode's table, and commits transactions.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -9,8 +9,8 @@ use proxy::{IpFamily, Unreadable};
 
 use crate::plan::LocalhostPort;
 
-/// Kernel operations for one IP family. There are two implementations: netlink, and a strict fake
-/// that refuses the same transactions as the kernel.
+/// Kernel operations of nftables mode for one IP family. There are two implementations: netlink,
+/// and a strict fake that refuses the same transactions as the kernel.
 pub trait Kernel: Send + 'static {
     /// Returns the current time, for example to measure the duration of a read. The fake kernel may
     /// have its own clock.
@@ -53,14 +53,14 @@ pub trait Kernel: Send + 'static {
     /// Fails if the chain cannot be read.
     fn rules(&mut self, chain: &str) -> Result<Vec<(u64, Rule)>, Unreadable>;
 
-    /// Commits all changes in a transaction, or none.
+    /// Commits a transaction: the kernel applies all of its changes, or none.
     ///
     /// # Errors
     ///
     /// Fails if the kernel refuses changes, or if the outcome is unknown.
     fn commit(&mut self, transaction: &Transaction) -> Result<(), Refusal>;
 
-    /// Opens, changes or closes the relay's port for a TCP NodePort on localhost.
+    /// Opens, updates or closes the port at which a relay serves a TCP NodePort on localhost.
     ///
     /// # Errors
     ///
@@ -68,7 +68,7 @@ pub trait Kernel: Send + 'static {
     fn listen(&mut self, port: &LocalhostPort) -> Result<(), String>;
 }
 
-/// Object that a read of the table passes to its caller, or [`Begin`](Self::Begin).
+/// Object of the table that a read passes to its caller, or [`Begin`](Self::Begin).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Object {
     /// The read starts again, because another program changed the table during the read. The caller
@@ -81,7 +81,7 @@ pub enum Object {
     Set(Set, u64),
     /// A chain without its rules, and its handle.
     Chain(Chain, u64),
-    /// Some elements of a set or map. The name is the name of the set or map.
+    /// Some elements of the set or map with this name.
     Elements(Name, Vec<Element>),
     /// A named counter.
     Counter(Name),
@@ -89,7 +89,7 @@ pub enum Object {
     Rule(Name, Rule),
 }
 
-/// Error of a transaction: the kernel refused the transaction, or the outcome is unknown.
+/// Error of a transaction: the kernel refused it, or its outcome is unknown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
     /// The kernel refused the transaction, and no object changed.
@@ -99,14 +99,14 @@ pub enum Refusal {
         /// Changes that the kernel refused. Empty if the kernel named no change.
         changes: Vec<Blame>,
     },
-    /// No object changed. The kernel would also refuse every other transaction, because this
-    /// process lacks a privilege or the kernel lacks memory.
+    /// The kernel applied no change, and would refuse every other transaction as well: this process
+    /// lacks a privilege, or the kernel lacks memory.
     General(String),
     /// The outcome of the transaction is unknown, because the kernel's reply was lost.
     Unknown(String),
 }
 
-/// Change in a transaction that the kernel refused.
+/// A change that the kernel refused, with its error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Blame {
     /// Index of the refused change in the transaction.

@@ -1,4 +1,4 @@
-//! Types of this mode that the [`engine`] needs.
+//! The types, lanes and parts with which this mode parameterizes the [`engine`].
 
 use crate::config::Config;
 use crate::plan::Plan;

@@ -1,5 +1,5 @@
-//! The layout of the table: upstream's layout, or the layout `flat`. Both layouts give every packet
-//! the same verdict.
+//! The layout of the nftables table: upstream's layout, or the layout `flat`. Both layouts give
+//! every packet the same verdict.
 //!
 //! The layouts differ in two parts:
 //!
@@ -9,12 +9,12 @@
 /// Layout of the nftables table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Layout {
-    /// Upstream's layout: each Service port has a chain that chooses an endpoint. Upstream's
-    /// kube-proxy can adopt such a table without a write.
+    /// Upstream's layout, in which each Service port has a chain that chooses an endpoint.
+    /// Upstream's kube-proxy adopts such a table without a write.
     #[default]
     Upstream,
-    /// Layout in which most Service ports have no chain. Their endpoints are elements of shared
-    /// maps. So the cost of a changed endpoint does not depend on the number of Services
+    /// Layout in which most Service ports have no chain, because their endpoints are elements of
+    /// shared maps. So the cost of a changed endpoint does not depend on the number of Services
     /// (docs/design/nftables-cost.md).
     Flat,
 }
@@ -41,14 +41,15 @@ pub struct LayoutSizes {
 }
 
 impl LayoutSizes {
-    /// Numbers for `--nftables-layout=auto`. With 1,000 Service ports, a change costs the kernel
-    /// 0.6 ms in upstream's layout and 0.04 ms in the layout `flat` (docs/design/nftables-cost.md).
+    /// Numbers for `--nftables-layout=auto`. With 1,000 Service ports, one changed endpoint costs
+    /// the kernel 0.6 ms in upstream's layout and 0.04 ms in the layout `flat`
+    /// (docs/design/nftables-cost.md).
     pub const AUTO: Self = Self {
         flat_above: 1_000,
         upstream_below: 500,
     };
 
-    /// Returns the layout for a table with `ports` Service ports that now has the layout `present`.
+    /// Returns the layout for `ports` Service ports, if the table now has the layout `present`.
     pub(crate) fn choose(self, present: Layout, ports: usize) -> Layout {
         if ports > self.flat_above {
             Layout::Flat

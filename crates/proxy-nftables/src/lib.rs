@@ -1,5 +1,5 @@
-//! The nftables mode of kube-proxy. It computes the objects that Services want, reads the objects
-//! in the kernel, and writes transactions that turn the kernel's objects into the wanted objects.
+//! The nftables mode of kube-proxy. It computes the objects that Services want, reads the kernel's
+//! objects, and writes the differences in transactions.
 //!
 //! ```text
 //!  ServiceView ─▶ compile ─▶ ServedPort ─▶ Claims ─▶ Tables (wanted │ actual) ─▶ planner ─▶ Plan
@@ -7,14 +7,16 @@
 //!                      the table ─ Snapshot ─ observe ┘    └ settle ◀─ Outcomes ◀─ transaction┘
 //! ```
 //!
-//! * [`Nftables`] contains the tables and implements [`Scheme`](engine::Scheme).
+//! * [`Nftables`] contains the tables of wanted and actual objects, and implements
+//!   [`Scheme`](engine::Scheme).
 //! * [`Proxier`], the [`Mode`](proxy::Mode), is an [`Engine`](engine::Engine) with this scheme.
 //! * [`Kernel`] has two implementations: netlink, on its own thread, and a strict fake for tests.
 //!
-//! All code up to the plan is pure: it makes no system calls.
+//! All code from `ServiceView` to `Plan` is pure: it makes no system calls.
 //!
-//! The table, its sets, maps, chains and rules equal those of upstream's nftables mode, with a few
-//! exceptions. docs/nftables-mode-differences.md lists these exceptions with their reasons.
+//! The nf_tables table and its sets, maps, chains and rules equal those of upstream's nftables
+//! mode, with a few exceptions. docs/nftables-mode-differences.md lists these exceptions with their
+//! reasons.
 
 mod access;
 mod base;

@@ -1,4 +1,4 @@
-//! NodePorts that a relay serves on localhost.
+//! TCP NodePorts that a relay serves on localhost (KEP-6032).
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,8 +17,8 @@ pub struct Localhost {
     ports: LocalhostPorts,
 }
 
-/// Read-only view of the NodePorts that a relay serves on localhost. The view does not keep the
-/// relay running.
+/// Read-only view of the NodePorts that a relay serves on localhost. Holding the view does not keep
+/// the relay running.
 #[derive(Debug, Clone, Default)]
 pub struct LocalhostPorts(Arc<Mutex<HashMap<SocketAddr, Port>>>);
 
@@ -38,7 +38,7 @@ impl Localhost {
         Self { relay, ports }
     }
 
-    /// Opens or closes a port, or changes its endpoints.
+    /// Opens the listening port of a NodePort, updates its endpoints, or closes it.
     ///
     /// # Errors
     ///
@@ -76,7 +76,7 @@ impl Localhost {
         Ok(())
     }
 
-    /// Returns a view of the open ports. The view changes with the ports.
+    /// Returns a view of the open NodePorts, which always shows their current state.
     pub fn ports(&self) -> LocalhostPorts {
         self.ports.clone()
     }

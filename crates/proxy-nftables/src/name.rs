@@ -20,22 +20,23 @@ pub(crate) const CLUSTER_IPS: &str = "cluster-ips";
 pub(crate) const NODE_PORT_IPS: &str = "nodeport-ips";
 /// Name of the set of connections from an endpoint on this node to itself.
 pub(crate) const HAIRPIN: &str = "hairpin-connections";
-/// Name of the map from service addresses to chains.
+/// Name of the verdict map from service addresses (address, protocol, port) to chains.
 pub(crate) const SERVICE_IPS: &str = "service-ips";
-/// Name of the map from NodePorts to chains.
+/// Name of the verdict map from NodePorts (protocol, port) to chains.
 pub(crate) const SERVICE_NODE_PORTS: &str = "service-nodeports";
-/// Name of the map from load-balancer addresses with source ranges to firewall chains.
+/// Name of the verdict map from load-balancer addresses with source ranges to firewall chains.
 pub(crate) const FIREWALL_IPS: &str = "firewall-ips";
-/// Name of the map from service addresses without endpoints to verdicts.
+/// Name of the verdict map for service addresses without endpoints.
 pub(crate) const NO_ENDPOINT_SERVICES: &str = "no-endpoint-services";
-/// Name of the map from NodePorts without endpoints to verdicts.
+/// Name of the verdict map for NodePorts without endpoints.
 pub(crate) const NO_ENDPOINT_NODE_PORTS: &str = "no-endpoint-nodeports";
 /// Name of the set of NodePorts that rules reject on localhost.
 pub(crate) const LOCALHOST_NODE_PORTS: &str = "localhost-nodeports";
 /// Name of the chain that rejects and counts packets to NodePorts on localhost.
 pub(crate) const LOCALHOST_CHECK: &str = "localhost-nodeports-check";
 
-/// Returns upstream's name for the counter of `protocol` packets that rules reject on localhost.
+/// Returns upstream's name of the counter that counts `protocol` packets that rules reject on
+/// localhost.
 pub const fn localhost_counter(protocol: Protocol) -> &'static str {
     match protocol {
         Protocol::Tcp => "localhost-nodeport-rejected-tcp",
@@ -44,7 +45,8 @@ pub const fn localhost_counter(protocol: Protocol) -> &'static str {
     }
 }
 
-/// Returns `name` as a constant if a counter for localhost has this name, or else `None`.
+/// Returns `name` as a constant if [`localhost_counter`] returns it for some protocol, or else
+/// `None`.
 pub(crate) fn find_counter(name: &str) -> Option<&'static str> {
     let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].map(localhost_counter);
     all.into_iter().find(|known| *known == name)
@@ -53,7 +55,7 @@ pub(crate) fn find_counter(name: &str) -> Option<&'static str> {
 /// Name of the chain that rejects packets to Services without endpoints.
 pub(crate) const REJECT: &str = "reject-chain";
 
-/// Largest length of a chain's or set's name in bytes, without the prefix that shows its purpose.
+/// Largest length in bytes of a chain's or set's name, without the prefix that shows its purpose.
 const MAX_BASE: usize = 240;
 
 /// Purpose of a chain of a Service port.
@@ -87,20 +89,20 @@ impl Purpose {
 /// Prefix of the names of affinity sets. Each set contains the clients that one endpoint serves.
 pub(crate) const AFFINITY: &str = "affinity-";
 
-/// Returns true if `chain` is the name of a Service port's chain. This program or another
-/// kube-proxy may have created the chain.
+/// Returns true if `chain` is the name of a Service port's chain, by this program or another
+/// kube-proxy. Such a name contains a slash.
 pub(crate) fn is_of_service(chain: &str) -> bool {
     chain.contains('/')
 }
 
-/// Returns true if `set` is the name of a set of clients. This program or another kube-proxy may
-/// have created the set.
+/// Returns true if `set` is the name of a set of session affinity clients, by this program or
+/// another kube-proxy.
 pub(crate) fn is_affinity(set: &str) -> bool {
     set.starts_with(AFFINITY)
 }
 
-/// Returns the name of the set to which the chain of an endpoint adds clients. Returns `None` for
-/// any other chain.
+/// Returns the name of the set to which an endpoint's chain adds session affinity clients. Returns
+/// `None` for any other chain.
 pub(crate) fn affinity_of_chain(chain: &str) -> Option<Name> {
     let base = chain.strip_prefix(Purpose::Endpoint.prefix())?;
     Some([AFFINITY, base].concat().into())
@@ -111,18 +113,18 @@ pub(crate) fn affinity_of_chain(chain: &str) -> Option<Name> {
 pub(crate) struct NameBase(String);
 
 impl NameBase {
-    /// Returns the common part of the names for a Service port.
+    /// Returns the common part of the names of a Service port's chains.
     pub(crate) fn of_port(name: &ServicePortName) -> Self {
         Self::hashed(&plain(name))
     }
 
-    /// Returns the common part of the names for an endpoint of a Service port.
+    /// Returns the common part of the names of an endpoint's chain and set.
     pub(crate) fn of_endpoint(name: &ServicePortName, endpoint: SocketAddr) -> Self {
         let mut text = plain(name);
         // Ignores the result: writing to a `String` cannot fail.
         let _ = match endpoint.ip() {
             IpAddr::V4(ip) => write!(text, "__{ip}/{}", endpoint.port()),
-            // Replaces colons, because nf_tables does not accept them in names.
+            // Replaces colons as upstream does, because `nft` accepts no colons in names.
             IpAddr::V6(ip) => {
                 let ip = ip.to_string().replace(':', ".");
                 write!(text, "__{ip}/{}", endpoint.port())
@@ -152,12 +154,12 @@ impl NameBase {
         Self(base)
     }
 
-    /// Returns the name of the chain with the purpose `purpose`.
+    /// Returns the name of the chain for `purpose`.
     pub(crate) fn chain(&self, purpose: Purpose) -> Name {
         [purpose.prefix(), &self.0].concat().into()
     }
 
-    /// Returns true if `chain` is the name of a chain with this common part and any purpose.
+    /// Returns true if `chain` consists of the prefix of any purpose and this common part.
     pub(crate) fn has(&self, chain: &str) -> bool {
         let all = [
             Purpose::Cluster,

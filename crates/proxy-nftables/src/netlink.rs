@@ -1,7 +1,7 @@
 //! Access to the real kernel, for one IP family: nf\_tables and rtnetlink.
 //!
-//! Calls block while the kernel works, so a worker thread makes them. Each socket belongs to the
-//! network namespace of the thread that opened it.
+//! Calls block until the kernel has replied, so a worker thread makes them. Each socket belongs to
+//! the network namespace of the thread that opened it.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -19,22 +19,22 @@ use crate::plan::LocalhostPort;
 use crate::refusal::refusal_of;
 use crate::snapshot::seconds;
 
-/// Access to the kernel for one IP family. Each socket is opened when it is first needed.
+/// Access to the kernel for one IP family. It opens each socket when it first needs the socket.
 #[derive(Debug)]
 pub struct NetlinkKernel {
     family: IpFamily,
     nftables: Option<Nftables>,
-    /// Netlink sockets of this program. The program's subscriptions to notifications ignore changes
-    /// through these sockets.
+    /// Netlink sockets of this program. Its subscriptions to kernel notifications ignore changes
+    /// that were made through these sockets.
     own: Arc<OwnSockets>,
-    /// Names of the links that kube-proxy modes create. Addresses on these links are service
-    /// addresses instead of addresses of the node.
+    /// Names of the links that modes create, such as `kube-ipvs0`. Addresses on these links are
+    /// service addresses, not addresses of the node.
     links: Vec<&'static str>,
     localhost: Option<Localhost>,
 }
 
 impl NetlinkKernel {
-    /// Creates the access to the kernel for one IP family.
+    /// Creates access to the kernel for one IP family.
     pub fn new(family: IpFamily) -> Self {
         Self {
             family,
@@ -45,22 +45,24 @@ impl NetlinkKernel {
         }
     }
 
-    /// Sets the relay that serves NodePorts on localhost. `None` stands for no relay.
+    /// Sets the relay that serves NodePorts on localhost. Without a relay (`None`),
+    /// [`listen`](Kernel::listen) fails.
     #[must_use]
     pub fn on_localhost(mut self, localhost: Option<Localhost>) -> Self {
         self.localhost = localhost;
         self
     }
 
-    /// Makes reads of the node's addresses ignore the links that the modes in `modes` create.
+    /// Excludes the addresses on the links of these modes (such as `kube-ipvs0`) from the node's
+    /// addresses.
     #[must_use]
     pub fn among(mut self, modes: Footprints) -> Self {
         self.links = footprint::links(modes);
         self
     }
 
-    /// Registers the socket of this access in `own`, the list of this program's sockets. The
-    /// program's subscriptions to notifications ignore changes through these sockets.
+    /// Registers this access's socket in `own`, the list of this program's sockets. The program's
+    /// subscriptions to kernel notifications ignore changes through these sockets.
     #[must_use]
     pub fn one_of(mut self, own: Arc<OwnSockets>) -> Self {
         self.own = own;

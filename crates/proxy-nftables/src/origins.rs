@@ -1,5 +1,5 @@
-//! Origins of this mode's objects in the kernel: the fields of Kubernetes objects or the flags for
-//! which each object exists.
+//! Origins of this mode's objects in the kernel: for each name, the fields of Kubernetes objects or
+//! the flags that need the object.
 
 use footprint::origin::{
     ADDRESSES, CLUSTER_IPS, ENDPOINTS, ENTRY, HAIRPIN, LOCAL_ENDPOINTS, MARK, MASQUERADE,

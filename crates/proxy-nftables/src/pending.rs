@@ -1,4 +1,4 @@
-//! Pending changes, grouped by owner and in writing order.
+//! Pending changes, grouped by owner and in the order of writes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,15 +9,15 @@ use reconcile::Table as Entries;
 
 use crate::plan::{PortChanges, StaleObject};
 
-/// Largest number of ports of one Service or namespace that keep their place in the writing order.
-/// Further ports of the Service or namespace come after the ports of other Services.
+/// Number of ports up to which a Service or namespace keeps its place in the order of writes. Its
+/// further ports follow the ports of all other Services.
 pub(crate) const SHARE: usize = 256;
 
 /// Pending changes, grouped by the Service port that owns them.
 #[derive(Default)]
 pub(crate) struct PendingChanges<'a> {
     pub(crate) owned: BTreeMap<(Rank, &'a Arc<Owner>), PortChanges>,
-    /// Elements of shared sets and maps that no Service port wants.
+    /// Deletions of elements in shared sets and maps that no Service port wants.
     pub(crate) unowned: Vec<PortChanges>,
     pub(crate) stale: Vec<StaleObject>,
 }
@@ -43,8 +43,8 @@ impl<'a> PendingChanges<'a> {
     }
 }
 
-/// Returns the pending changes in writing order. If a Service or namespace has more ports than
-/// [`SHARE`], its further ports are last.
+/// Returns the pending changes in the order of writes. If a Service or namespace has more ports
+/// than [`SHARE`], its further ports are last.
 pub(crate) fn in_turns(
     due: BTreeMap<(Rank, &Arc<Owner>), PortChanges>,
 ) -> Vec<(&Arc<Owner>, PortChanges)> {
@@ -64,7 +64,7 @@ pub(crate) fn in_turns(
     placed.map(|(_, owner, part)| (owner, part)).collect()
 }
 
-/// Returns true if a wanted entry is missing and waits for a retry.
+/// Returns true if a wanted entry is pending and waits for the retry of a failed write.
 pub(crate) fn has_later<K, V, O>(entries: &Entries<K, V, O>, now: Instant) -> bool
 where
     K: Clone + Eq + std::hash::Hash,

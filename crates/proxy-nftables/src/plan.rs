@@ -1,4 +1,4 @@
-//! A plan: pending writes as data. The plan contains the objects to write, grouped into units. The
+//! A plan: the next writes as data. It contains the objects to write, grouped into units. The
 //! module `changes` turns a plan into changes to the nftables table.
 //!
 //! ```text
@@ -23,7 +23,7 @@ use crate::config::Config;
 use crate::content::Content;
 use crate::port::{Member, Route, ServedPort, Slot};
 
-/// The objects to write next.
+/// The objects to write or delete next.
 #[derive(Debug, Clone)]
 pub struct Plan {
     pub(crate) family: IpFamily,
@@ -35,9 +35,10 @@ pub struct Plan {
     /// New content of the chain `services`, if the layout changes from `flat` to upstream's. The
     /// existing chain leads to objects of both layouts, so the plan replaces it last.
     pub(crate) services_chain: Option<BaseChange>,
-    /// Addresses that start (true) or stop (false) to serve NodePorts.
+    /// Addresses of the node that start (true) or stop (false) to serve NodePorts.
     pub(crate) node_ports: Vec<(IpAddr, bool)>,
-    /// Changes for single Service ports, and to shared elements that no port wants.
+    /// Changes for Service ports, one entry per port, and deletions of shared elements that no port
+    /// wants.
     pub(crate) parts: Vec<PortChanges>,
     /// NodePorts on localhost to open, change or close.
     pub(crate) listeners: Vec<LocalhostPort>,
@@ -48,7 +49,7 @@ pub struct Plan {
     pub(crate) timeouts: Timeouts,
 }
 
-/// NodePort on localhost to open, change or close.
+/// Change to a NodePort that a relay serves on localhost: to open, update or close it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalhostPort {
     /// Port number of the NodePort.
@@ -78,15 +79,15 @@ pub(crate) enum ExistingObject {
     Other,
 }
 
-/// Behavior of the kernel if a transaction changes the timeout of an existing set.
+/// Effect of a transaction that changes the timeout of an existing set.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Timeouts {
-    /// The behavior is unknown, because the mode has not changed a timeout yet.
+    /// The effect is unknown, because the mode has not changed a timeout yet.
     #[default]
     Unknown,
-    /// The kernel applies the changed timeout (Linux 6.5, and current 6.1).
+    /// The kernel changes the timeout (Linux 6.5 and later, and current releases of 6.1).
     Changed,
-    /// The kernel ignores the changed timeout. The plan must replace the set, which then loses its
+    /// The kernel keeps the old timeout. The mode must replace the set, which then loses its
     /// clients.
     Kept,
 }
@@ -94,15 +95,16 @@ pub(crate) enum Timeouts {
 /// Method of deleting unwanted chains.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Removal {
-    /// Unwanted chains are deleted in the same transaction as the plan's other changes.
+    /// The transaction with the plan's other changes deletes unwanted chains.
     #[default]
     Together,
-    /// Unwanted chains are deleted in a later transaction. If a transaction deletes an element that
-    /// leads to a chain, Linux before 6.2 keeps the chain in use until the transaction ends.
+    /// A later transaction deletes unwanted chains. If a transaction deletes an element that leads
+    /// to a chain, Linux before 6.2 keeps the chain in use until the transaction ends.
     After,
 }
 
-/// Changes for one Service port, or to elements in shared sets and maps that no Service port wants.
+/// Changes for one Service port, or the deletion of elements in shared sets and maps that no
+/// Service port wants.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PortChanges {
     pub(crate) owner: Option<Arc<Owner>>,
@@ -124,7 +126,7 @@ pub(crate) struct ChainWrite {
     pub(crate) there: ChainState,
 }
 
-/// State of a chain before the write, as far as it is known.
+/// State of a chain before the write, as far as the mode knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ChainState {
     Absent,
@@ -144,7 +146,7 @@ pub(crate) struct ClientsChange {
 }
 
 impl ClientsChange {
-    /// Returns true if an existing set of clients gets a new timeout.
+    /// Returns true if the plan changes the timeout of an existing set of clients.
     pub(crate) fn is_change(&self) -> bool {
         let differs = |there: Clients| there.seconds != self.wanted.seconds;
         self.there
@@ -157,8 +159,8 @@ impl ClientsChange {
             || (self.is_change() && timeouts == Timeouts::Kept)
     }
 
-    /// Returns true if the existing set stays, and the plan makes the kernel release the memory
-    /// that is reserved for the set.
+    /// Returns true if the plan keeps the existing set, but makes the kernel release the set's
+    /// reserved memory.
     pub(crate) fn is_shrunk(&self, timeouts: Timeouts) -> bool {
         self.there
             .is_some_and(|there| there.room == SetMemory::Reserved)
@@ -166,7 +168,7 @@ impl ClientsChange {
     }
 }
 
-/// A changed route of an address and port.
+/// A change to the route of an address and port.
 #[derive(Debug, Clone)]
 pub(crate) struct SlotChange {
     pub(crate) slot: Slot,
@@ -182,7 +184,7 @@ impl SlotChange {
     }
 }
 
-/// Object that the plan deletes.
+/// An unwanted object that the plan deletes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum StaleObject {
     Chain(Name),
@@ -211,8 +213,8 @@ pub(crate) enum UnitOutcome {
     #[default]
     Done,
     Refused(Arc<str>),
-    /// The unit was not tried: the plan had reached the limit of transactions, or the kernel had
-    /// refused an object that this unit needs.
+    /// Not tried: the plan had reached its limit of transactions, or the kernel had refused an
+    /// object that this unit needs.
     Untried,
     /// The unit is deferred to the next plan.
     Later,
@@ -239,20 +241,21 @@ pub struct Outcomes {
     pub(crate) refused: usize,
     /// Total duration of all transactions.
     pub(crate) took: Duration,
-    /// True if the kernel's table may differ from the mode's record of the table.
+    /// True if the table in the kernel may differ from the mode's record of it.
     pub(crate) is_doubtful: bool,
-    /// Error that would also make every further transaction fail, if any.
+    /// Error that makes every further transaction fail, if any.
     pub(crate) general: Option<Arc<str>>,
-    /// Method of deleting chains for the next plans. Differs from the plan's method if the kernel
-    /// needs the other method.
+    /// Method of deleting unwanted chains for the next plans. It changes if this kernel turns out
+    /// to need the other method.
     pub(crate) removal: Removal,
     pub(crate) timeouts: Timeouts,
-    /// Chains that the plan has written only in part, each with its present content.
+    /// Chains that the plan has written only in part, each with the digest of its present rules.
     pub(crate) partial: BTreeMap<Name, Content>,
 }
 
 impl Outcomes {
-    /// Returns true if the kernel accepted all wanted units that the plan tried to write.
+    /// Returns true if the kernel accepted the base, the chain `services` and all Service ports of
+    /// the plan.
     pub(crate) fn has_all_wanted(&self) -> bool {
         let mut wanted = [&self.base, &self.services_chain]
             .into_iter()
@@ -294,7 +297,7 @@ impl Plan {
         nothing_else && !self.stale.is_empty()
     }
 
-    /// Returns true if the plan is empty.
+    /// Returns true if the plan changes neither the table nor a NodePort on localhost.
     pub fn is_empty(&self) -> bool {
         self.listeners.is_empty() && !self.writes_table()
     }
@@ -356,7 +359,8 @@ impl Plan {
         sets.any(|(_, clients)| clients.is_replacement(self.timeouts))
     }
 
-    /// Returns the sets of clients for which the kernel has released the reserved memory.
+    /// Returns the sets of clients for which the kernel has released the reserved memory after this
+    /// plan.
     pub(crate) fn shrunk(&self, outcomes: &Outcomes) -> impl Iterator<Item = Name> {
         let done = self.parts.iter().zip(&outcomes.parts);
         let done = done.filter(|(_, outcome)| **outcome == UnitOutcome::Done);

@@ -1,4 +1,4 @@
-//! Plans the next writes, from the tables of wanted and actual objects.
+//! Plans the next transaction, from the tables of wanted and actual objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,30 +24,30 @@ use crate::plan::{
 use crate::port::Slot;
 use crate::tables::Tables;
 
-/// Largest number of Service ports in a transaction. The limit has two reasons. For each new map,
-/// the kernel searches all maps of the transaction (docs/design/nftables-cost.md). Each port takes
-/// about a kilobyte of memory.
+/// Largest number of Service ports in a transaction, for two reasons. For each new map, the kernel
+/// searches all maps of the transaction (docs/design/nftables-cost.md). Each port takes about a
+/// kilobyte of memory.
 const MANY_PARTS: usize = 1_000;
 /// Largest number of sets of session affinity clients in a transaction. For each new set, the
-/// kernel searches all sets.
+/// kernel searches all sets of the table.
 const MANY_SETS: usize = 4_000;
 /// Largest number of endpoints in a transaction. Each endpoint takes about 60 bytes of memory.
 const MANY_ENDPOINTS: usize = 100_000;
-/// Largest number of written or deleted elements of shared maps in a transaction.
+/// Largest number of slots (addresses and ports) whose elements a transaction writes or deletes.
 const MANY_SLOTS: usize = 10_000;
 /// Largest number of sets of session affinity clients that a transaction writes for one Service
 /// port.
 const MANY_CLIENTS: usize = MANY_RULES;
-/// Smallest number of pending slots (addresses and ports) at which a plan contains only some of the
+/// Number of pending slots (addresses and ports) from which a plan contains only some of the
 /// pending Service ports.
 const MANY_ENTRIES: usize = 4_000;
-/// Number of pending Service ports above which urgent ports get a separate transaction. Urgent
-/// ports are those of the API server and DNS: the whole node waits for them.
+/// Number of pending Service ports above which urgent ports get a separate transaction. The ports
+/// of the API server and DNS are urgent, because the whole node waits for them.
 const FEW_PARTS: usize = 256;
 /// Largest number of unwanted objects that one transaction deletes.
 const MANY_STALE: usize = 20_000;
 
-/// Tables, claims, limits and time from which a plan is computed.
+/// Input from which a plan is computed: tables, claims, limits and the time.
 pub(crate) struct Planner<'a> {
     pub(crate) family: IpFamily,
     pub(crate) tables: &'a Tables,
@@ -62,7 +62,7 @@ pub(crate) struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    /// Returns the plan of the next writes. The plan is empty if no write is due.
+    /// Returns the next plan, which is empty if no write is due.
     pub(crate) fn plan(&self, config: &Arc<Config>) -> Plan {
         let mut plan = Plan {
             family: self.family,
@@ -78,9 +78,9 @@ impl<'a> Planner<'a> {
             timeouts: self.timeouts,
         };
         self.plan_base(&mut plan);
-        // Plans no Service ports in two cases: the shared objects that they need do not exist yet,
-        // or the plan replaces a set. A replaced set loses its elements, and only the next read of
-        // the table shows this loss.
+        // Plans no Service port in two cases: an object that all Services need is missing and not
+        // in this plan, or the plan replaces a set. A replaced set loses its elements, and only the
+        // next read of the table shows this loss.
         if !self.is_founded(&plan) || plan.replaces_set() {
             return plan;
         }
@@ -129,13 +129,13 @@ impl<'a> Planner<'a> {
                 part
             })
             .collect();
-        // Deletes unwanted elements last. Very many elements are deleted in several transactions.
+        // Deletes unwanted elements last, and very many of them in several transactions.
         let many_slots = self.budget.of(MANY_SLOTS);
         if is_last && !is_moving && due.unowned.len() > many_slots {
             due.unowned.truncate(many_slots);
             is_last = false;
-            // Deletes no chain yet, because other unwanted elements may still lead to it. The last
-            // transaction deletes the chains.
+            // Deletes no chain before the last of these transactions, because other unwanted
+            // elements may still lead to it.
             plan.parts.append(&mut due.unowned);
         }
         if is_last {
@@ -151,7 +151,7 @@ impl<'a> Planner<'a> {
         plan
     }
 
-    /// Returns the size of a plan, as a fraction of the largest allowed size.
+    /// Returns the part of the full budget that a plan uses.
     pub(crate) fn size(plan: &Plan) -> Budget {
         let (mut sets, mut endpoints, mut slots) = (0, 0, 0);
         for part in &plan.parts {
@@ -169,7 +169,7 @@ impl<'a> Planner<'a> {
             .max(Budget::share(plan.stale.len(), MANY_STALE))
     }
 
-    /// Returns the NodePorts on localhost to open, change or close.
+    /// Returns the NodePorts on localhost that are due to be opened, updated or closed.
     fn listeners(&self) -> Vec<LocalhostPort> {
         let listeners = &self.tables.listeners;
         let due = listeners.due(self.now).map(|number| {
@@ -187,8 +187,7 @@ impl<'a> Planner<'a> {
         due
     }
 
-    /// Returns the number of Service ports whose changes fit into one transaction, counted from the
-    /// start of `due`. Returns at least 1.
+    /// Returns how many Service ports at the start of `due` fit into one transaction, at least 1.
     fn fitting(&self, due: &[(&'a Arc<Owner>, PortChanges)]) -> usize {
         let (mut sets, mut endpoints, mut slots) = (0_usize, 0_usize, 0_usize);
         let fits = due.iter().position(|(owner, part)| {
@@ -206,8 +205,8 @@ impl<'a> Planner<'a> {
 
     /// Adds chains and sets of a Service port that would otherwise wait for a retry, in two cases:
     ///
-    /// - The kernel has refused a chain to which a new element leads. Without the chain, the kernel
-    ///   would also refuse the element.
+    /// - The kernel has refused a chain to which a new element leads. Without this chain, it would
+    ///   also refuse the element.
     /// - The content of a chain is unknown, so the chain may lead packets to unwanted endpoints.
     fn add_waiting_chains(&self, owner: &Arc<Owner>, part: &mut PortChanges) {
         let (chains, affinity) = (&self.tables.chains, &self.tables.affinity);
@@ -274,8 +273,8 @@ impl<'a> Planner<'a> {
         true
     }
 
-    /// Adds all chains of a Service port if the plan replaces one of the port's sets. The rules
-    /// that use the set must then be written again.
+    /// Adds all chains of a Service port to the plan if the plan replaces one of the port's sets,
+    /// because the rules that use the set must then be written again.
     fn free_replaced(&self, part: &mut PortChanges, config: &Config) {
         let mut sets = part.affinity.iter();
         if !sets.any(|(_, clients)| clients.is_replacement(self.timeouts)) {
@@ -289,7 +288,7 @@ impl<'a> Planner<'a> {
             part.chains.insert(chain, ChainWrite { content, there });
         }
         // Flushes existing chains that use the set but are no longer wanted. Otherwise, the kernel
-        // would not delete the set. A later step deletes these chains.
+        // would not delete the set. A later transaction deletes these chains.
         let left = port.chains_that_name_affinity().into_iter();
         part.emptied = left
             .filter(|chain| self.tables.chains.actual(chain).is_some())
@@ -297,8 +296,8 @@ impl<'a> Planner<'a> {
             .collect();
     }
 
-    /// Returns true if each shared object that Service ports need exists, is in the plan, or waits
-    /// for a change of layout.
+    /// Returns true if no object that Service ports share is missing: each exists, is in the plan,
+    /// or waits for a change of layout.
     fn is_founded(&self, plan: &Plan) -> bool {
         let base = &self.tables.base;
         let mut missing = base.pending().filter(|key| base.wanted(key).is_some());
@@ -310,12 +309,12 @@ impl<'a> Planner<'a> {
         self.may_delete && self.tables.has_other_layout()
     }
 
-    /// Returns true if the write of a chain must wait during a change of layout.
+    /// Returns true if the write of the chain `services` must wait during a change of layout.
     ///
-    /// * The `services` chain of upstream's layout waits while some Services are unknown, or while
-    ///   refused objects of Services wait for a retry.
-    /// * The `services` chain of the layout `flat` need not wait, because it leads to objects of
-    ///   both layouts.
+    /// * In upstream's layout, the chain waits while some Services are unknown, or while refused
+    ///   objects of Services wait for a retry.
+    /// * In the layout `flat`, the chain need not wait, because it leads to objects of both
+    ///   layouts.
     fn has_to_wait(&self, key: &BaseKey) -> bool {
         let is_there = self.tables.base.actual(key).is_some();
         let leads = *key == SERVICES_CHAIN && self.base.layout() == Layout::Upstream;
@@ -348,7 +347,8 @@ impl<'a> Planner<'a> {
         stale.into_iter().map(StaleObject::Base).collect()
     }
 
-    /// Flushes unwanted chains that use a replaced set, so that the set can be deleted.
+    /// Makes the plan flush unwanted chains that use a replaced set, so that the kernel can delete
+    /// the set.
     fn empty_unwanted(&self, plan: &mut Plan) {
         let base = &self.tables.base;
         let replaced = plan.base_changes.iter();
@@ -398,8 +398,8 @@ impl<'a> Planner<'a> {
         }
         if plan.replaces_set() {
             self.empty_unwanted(plan);
-            // The kernel keeps a set while rules of base chains use it. So the plan flushes all
-            // base chains, deletes the old set, adds the new set, and then writes the rules again.
+            // The kernel cannot delete a set while rules use it. So the plan flushes all chains of
+            // the base, deletes the old set, adds the new set, and then writes the rules again.
             for (key, wanted) in base.iter_wanted() {
                 let is_chain = matches!(key, BaseKey::Chain(_) | BaseKey::Chooser(_));
                 if is_chain && base.actual(key).is_some() {
@@ -425,8 +425,8 @@ impl<'a> Planner<'a> {
     }
 
     /// Returns the changes for some Service ports if very many changes are pending, as at a start.
-    /// Otherwise, returns no changes. Urgent ports, for which the whole node waits, come first.
-    /// Skips entries whose last write failed.
+    /// Otherwise, returns no changes. Urgent ports (API server, DNS) come first. Skips entries
+    /// whose last write failed.
     fn some_due(&self) -> PendingChanges<'a> {
         let tables = self.tables;
         let mut due = PendingChanges::default();
@@ -435,14 +435,13 @@ impl<'a> Planner<'a> {
         }
         let mut urgent: HashSet<&'a Arc<Owner>> = HashSet::new();
         let mut within: HashSet<&'a Arc<Owner>> = HashSet::new();
-        // Owners of the Service ports that exceed the share of their Service or namespace. Their
-        // changes come last.
+        // Service ports beyond the share of their Service or namespace. Their changes come last.
         let mut more: HashSet<&'a Arc<Owner>> = HashSet::new();
         let mut shares = Shares::new(SHARE);
         let chains = tables.chains.due(self.now);
         let chains = chains.filter(|chain| !tables.chains.is_failing(*chain));
-        // Includes changed chains: if only the endpoints of a Service change, its chain is the only
-        // pending entry.
+        // Includes changed chains. If only the endpoints of a Service change, the Service's chain
+        // is the only pending entry.
         let changed = chains.filter(|chain| tables.chains.actual(*chain).is_some());
         let of_chains = changed.filter_map(|chain| tables.chains.owner(chain));
         let slots = tables.slots.due(self.now);

@@ -1,5 +1,5 @@
-//! Compiles one Service port into its chains, sets and elements. Pure: no clock, no I/O, no log and
-//! no kernel access.
+//! Compiles Service ports into their chains, sets and elements. This code is pure: it uses no
+//! clock, I/O, log or kernel.
 //!
 //! ```text
 //!   ServiceView ─▶ compile ─▶ ServedPort ─┬─▶ slots     routes of the port's addresses
@@ -39,7 +39,7 @@ use crate::name::{NameBase, Purpose, REJECT, is_of_service};
 use endpoints::Endpoints;
 use kube_rules::nft::{Line, SOURCE, Sense, Side};
 
-/// Destination of packets: an address and port, or a NodePort on the addresses of this node.
+/// Destination of packets: an address and port, or a NodePort at this node's addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Slot {
     /// Address, or `None` for all addresses of this node that serve NodePorts.
@@ -60,25 +60,25 @@ impl fmt::Display for Slot {
     }
 }
 
-/// Verdicts and endpoints for packets to a slot (an address and port). If several Services claim a
-/// slot, one of them owns the whole route.
+/// Verdicts and endpoints for packets to a slot (an address and port). If several Service ports
+/// claim a slot, one of them owns the whole route.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Route {
-    /// Verdict for the slot in the map `service-ips` or `service-nodeports`, usually a jump to a
-    /// chain. `None` if the maps have no element for the slot.
+    /// Verdict for the slot in the map `service-ips` or `service-nodeports`, usually a goto to a
+    /// chain. `None` if the map has no element for the slot.
     pub to: Option<Verdict>,
-    /// Policy for packets that have no endpoint: an element of the map `no-endpoint-services` or
+    /// Policy for packets without an endpoint, as an element of the map `no-endpoint-services` or
     /// `no-endpoint-nodeports`. `None` if there is no such element.
     pub unserved: Option<EmptyPortPolicy>,
-    /// Firewall chain that the map `firewall-ips` has for the slot, if any.
+    /// Chain to which the map `firewall-ips` leads packets to the slot, if any.
     pub firewall: Option<Name>,
     /// Endpoints of the slot in the shared maps of the layout `flat`.
     pub choices: Choices,
 }
 
 impl Route {
-    /// Returns this route, with endpoints in the positions that they had in the earlier route
-    /// `before`.
+    /// Returns this route with its endpoints at the positions that they have in `before`, an
+    /// earlier route of the slot.
     #[must_use]
     pub(crate) fn arranged(self, before: Option<&Self>) -> Self {
         let choices = self.choices.arranged(before.map(|before| &before.choices));
@@ -108,14 +108,14 @@ impl Route {
     }
 }
 
-/// Policy for packets to a Service port without an endpoint.
+/// Policy for packets to a Service port that has no endpoint for them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum EmptyPortPolicy {
     /// The rules reject the packets, because the Service has no endpoint.
     Reject,
     /// The rules drop the packets, because the traffic policy excludes all existing endpoints.
     Drop,
-    /// Another verdict, which this program does not write.
+    /// Any other verdict in the kernel, which this program does not write.
     Other,
 }
 
@@ -152,9 +152,9 @@ impl fmt::Display for Member {
     reason = "each says something else about a Service"
 )]
 pub struct ServedPort {
-    /// Service port that owns the compiled objects.
+    /// Service port that was compiled, which owns the objects.
     pub owner: Arc<Owner>,
-    /// Number of endpoints of the port, in any state.
+    /// Number of the port's endpoints on all nodes, in any state.
     pub endpoints: usize,
     family: IpFamily,
     cluster_ip: IpAddr,
@@ -176,8 +176,8 @@ pub struct ServedPort {
     any: bool,
 }
 
-/// Compiles a Service into one entry for each of its ports. Returns no entry if the Service has no
-/// address of this family.
+/// Compiles each port of a Service. Returns an empty list if the Service has no cluster IP of this
+/// family.
 pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
     let service = view.service;
     let family = node.family;
@@ -194,7 +194,7 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
         .filter(|net| IpFamily::of(net.addr()) == family)
         .copied()
         .collect();
-    // Uses the loopback address if the node has no address of this family, like upstream.
+    // Like upstream, uses the loopback address if the node has no address of this family.
     let node_ip = node.ip.unwrap_or(family.localhost());
     let served = Backing::of(view, node);
     let compile = |port: &ServicePort| {
@@ -238,8 +238,8 @@ impl ServedPort {
         self.owner.name.protocol
     }
 
-    /// Returns true if the traffic policy admits an endpoint. If `is_local`, only endpoints on this
-    /// node count.
+    /// Returns true if traffic of a policy has an endpoint. For policy `Local` (`is_local`), only
+    /// endpoints on this node count.
     fn is_served(&self, is_local: bool) -> bool {
         let endpoints = if is_local { &self.local } else { &self.cluster };
         self.any && !endpoints.is_empty()
@@ -253,7 +253,7 @@ impl ServedPort {
         !self.ingress_ips.is_empty() && !self.source_ranges.is_empty()
     }
 
-    /// Returns the policy for packets if the traffic policy admits no endpoint.
+    /// Returns the policy for packets if their traffic policy admits no endpoint.
     fn unserved(&self) -> EmptyPortPolicy {
         if self.any {
             EmptyPortPolicy::Drop
@@ -282,8 +282,8 @@ impl ServedPort {
             port: self.port,
         };
         let mut slots = Vec::with_capacity(1);
-        // If two routes apply to an address, the first route is used. So an external IP that is
-        // also a load-balancer IP keeps its source ranges.
+        // If an address occurs twice, its first route counts. So an external IP that is also a
+        // load-balancer IP keeps its source ranges.
         if self.is_reachable_from_outside() {
             let route = self.external(&base, layout);
             let walled = self.walled(&base, &route, layout);
@@ -335,8 +335,8 @@ impl ServedPort {
         }
     }
 
-    /// Returns the route of the load balancer's IPs: a check of the source ranges, then the route
-    /// `external`.
+    /// Returns the route for packets to the load balancer's IPs: a check of the source ranges, then
+    /// the route `external`.
     fn walled(&self, base: &NameBase, external: &Route, layout: Layout) -> Route {
         if !self.has_firewall() {
             return external.clone();
@@ -356,13 +356,14 @@ impl ServedPort {
 
     // ---- Kubernetes objects that cannot be read ----
 
-    /// Returns true if an address of the port has no endpoint for some clients.
+    /// Returns true if some clients of the port have no endpoint, because their traffic policy
+    /// admits none.
     pub(crate) fn is_cut_off(&self) -> bool {
         !self.is_served(self.internal_local)
             || (self.is_reachable_from_outside() && !self.is_served(self.external_local))
     }
 
-    /// Returns true if the route in the kernel must stay, because it leads more clients to
+    /// Returns true if the route `there` in the kernel must stay, because it leads more clients to
     /// endpoints than the compiled route. The missing endpoints may be in an object that the source
     /// cannot read.
     pub(crate) fn goes_on(&self, there: &Route, compiled: &Route) -> bool {
@@ -439,8 +440,8 @@ impl ServedPort {
         self.affinity.is_some()
     }
 
-    /// Returns the names of the two chains that choose an endpoint and use sets of clients, even if
-    /// the kernel has no such chains.
+    /// Returns the names of the two chains that choose an endpoint. With session affinity, their
+    /// rules use the sets of clients. The kernel need not have these chains.
     pub(crate) fn chains_that_name_affinity(&self) -> [Name; 2] {
         let base = NameBase::of_port(&self.owner.name);
         [Purpose::Cluster, Purpose::Local].map(|purpose| base.chain(purpose))
@@ -451,8 +452,8 @@ impl ServedPort {
         self.cluster.iter().chain(self.local.iter()).collect()
     }
 
-    /// Calls `tell(chain, rules)` for each wanted chain of the port. Also calls `tell` for unwanted
-    /// external chains and firewall chains, because their few rules cost little to build.
+    /// Calls `tell(chain, rules)` for each wanted chain of the port. Also calls `tell` for external
+    /// and firewall chains that are not wanted, because their few rules cost little to build.
     fn rules(
         &self,
         config: &Config,
@@ -541,8 +542,8 @@ impl ServedPort {
             }
             return rules;
         }
-        // Packets from this node or its pods may reach all endpoints, even with policy Local, as if
-        // they had left the node and a load balancer had chosen a node with an endpoint.
+        // Packets from this node or its pods may reach all endpoints even with policy Local, as if
+        // they had left the node and an external load balancer had chosen a node with an endpoint.
         let is_served = self.is_served(false);
         let from_pod = self.line().pod_traffic(Sense::Is, &config.detector);
         if let Some(from_pod) = from_pod.filter(|_| is_served) {
@@ -563,8 +564,8 @@ impl ServedPort {
 
     fn firewall_rules(&self) -> Vec<Rule> {
         // Admits the source ranges. If they include the node's address, also admits the load
-        // balancer's addresses: the node's own packets to such an address may also have this
-        // address as their source.
+        // balancer's addresses: a packet from the node to such an address may have the same address
+        // as its source.
         let own = self.ingress_ips.iter().filter(|_| self.admits_node);
         let ranges = self.source_ranges.iter().map(IpNet::trunc);
         let ranges: Vec<IpNet> = ranges.chain(own.map(|ip| IpNet::from(*ip))).collect();

@@ -1,4 +1,4 @@
-//! Tests whether the kernel supports the rules of this mode, before the mode writes its first rule.
+//! Tests whether the kernel supports this mode's rules, before the mode writes its first rule.
 
 use nftables_netlink::{Chain, Change, CommitError, Error, Name, Nftables, Transaction};
 use proxy::{IpFamily, LocalDetector};
@@ -8,7 +8,7 @@ use crate::config::{Config, LocalhostNodePorts};
 use crate::layout::Layout;
 use kube_rules::nft::{Line, Sense, Side};
 
-/// Name of the table in the test's transaction. The kernel never creates this table.
+/// Name of the table in the tested transaction. The kernel never creates this table.
 const PROBE: &str = "kube-proxy-probe";
 
 /// Reason why this node cannot run nftables mode.
@@ -25,8 +25,8 @@ pub enum ProbeError {
 }
 
 /// Checks that the kernel accepts all objects that do not depend on Services, and each kind of rule
-/// for a Service. The check changes nothing: the kernel creates no table, sends no event, and keeps
-/// the generation number of its ruleset.
+/// for a Service. The kernel only validates the transaction: it creates no table, sends no
+/// notification, and keeps the generation of its ruleset.
 ///
 /// # Errors
 ///

@@ -34,8 +34,8 @@ use crate::port::{ServedPort, compile};
 use crate::snapshot::{PartContent, Snapshot};
 use crate::tables::Tables;
 
-/// Smallest number of Service ports in a plan after which the process returns free memory to the
-/// operating system.
+/// Number of Service ports in a plan from which the process returns free memory to the operating
+/// system.
 const MANY: usize = 1_000;
 
 /// Shortest pause between two reads of the table, as a multiple of the duration of the last read.
@@ -52,16 +52,17 @@ pub type Proxier<K> = Engine<Nftables, K>;
 /// Worker threads of this mode: [one for the table, one for addresses](Lane).
 pub type Lanes<K> = engine::Lanes<Nftables, K>;
 
-/// State of nftables mode: wanted objects, actual objects, and observed properties of the kernel.
+/// State of nftables mode for one IP family: wanted objects, actual objects, and observed
+/// properties of the kernel.
 pub struct Nftables {
     tables: Tables,
     claims: Claims,
     base: Arc<Base>,
-    /// Chooser chains that exist. Each chooses among a fixed number of endpoints. A chooser chain
-    /// that no Service needs stays until the next start. If a Service needs the chain again before
-    /// that start, the kernel need not create it.
+    /// Chooser chains (each chooses among a fixed number of endpoints) that are wanted. A chain
+    /// that no Service needs any more stays until the next start, because a Service may soon need
+    /// it again.
     choosers: BTreeSet<Chooser>,
-    /// True if Services need chooser chains that are not yet among the wanted objects.
+    /// True if Services need chooser chains that are not yet among the wanted base objects.
     lacks_choosers: bool,
     /// Rule in the kernel that drops packets to unallocated ClusterIPs, if any.
     unallocated: Option<Rule>,
@@ -69,8 +70,7 @@ pub struct Nftables {
     /// other method.
     removal: Removal,
     timeouts: Timeouts,
-    /// Size limit of the next transaction, or `None` until the mode has written all Service ports
-    /// once.
+    /// Budget of the next transaction, or `None` until the mode has written all Service ports once.
     budget: Option<Budget>,
     /// Time and duration of the table's last read, or `None` before the first read.
     read: Option<(Instant, Duration)>,
@@ -79,14 +79,15 @@ pub struct Nftables {
     /// True if a write of this mode left the table's state unknown. The next read then reports no
     /// drift.
     is_uncertain: bool,
-    /// True from the first time that the mode knows the node's own address. Stays true if the
-    /// address becomes unknown.
+    /// True once the mode has known the node's own address. Stays true if the address becomes
+    /// unknown.
     has_own_address: bool,
     /// Sets of session affinity clients for which the kernel has already released the reserved
-    /// memory. The handles of these sets never change, so each read of the table reports the memory
-    /// as reserved. This list corrects the reports.
+    /// memory. Their handles never change, so each read of the table would report the memory as
+    /// reserved again.
     shrunk: HashSet<Name>,
-    /// Layout that the number of Service ports determined, or `None` before the table's first read.
+    /// Layout that the mode chose by the number of Service ports, or `None` before the first read
+    /// of the table.
     chosen: Option<Layout>,
 }
 
@@ -100,7 +101,7 @@ enum ServedAddresses {
     Unknown,
 }
 
-/// Knowledge of the mode about the node's own address.
+/// State of the mode's knowledge about the node's own address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OwnAddress {
     /// The address is known, was known before, or may still become known.
@@ -139,7 +140,8 @@ fn serving(node: &NodeFacts, own_address: OwnAddress) -> ServedAddresses {
 }
 
 impl Nftables {
-    /// Returns true if the node's own address serves NodePorts and is still on an interface.
+    /// Returns true if `--nodeport-addresses` contains `primary`, and an interface still has an
+    /// address that serves NodePorts.
     fn serves_own_address(&self, state: &State) -> bool {
         let node = &state.node;
         let mut served = self.tables.node_ports.iter_wanted();
@@ -150,8 +152,7 @@ impl Nftables {
         ) && served.any(|(address, ())| node.interface_addresses.contains(address))
     }
 
-    /// Claims the objects that do not depend on Services, according to the current data about the
-    /// node.
+    /// Claims the objects that do not depend on Services, from the current data about the node.
     fn want_base(&mut self, state: &mut State) {
         let (family, config) = (state.node.family, &state.config);
         self.has_own_address |= state.node.ip.is_some_and(|ip| !ip.is_loopback());
@@ -259,8 +260,7 @@ impl Nftables {
         self.tables.keep_places();
     }
 
-    /// Adds chains that choose a random endpoint to the wanted base rules, if Services need such
-    /// chains that the base rules lack.
+    /// Adds missing chooser chains to the wanted base, if Services need them.
     fn want_choosers(&mut self, state: &mut State) {
         if mem::take(&mut self.lacks_choosers) {
             self.want_base(state);
@@ -385,12 +385,11 @@ impl engine::Scheme for Nftables {
                 && self.chosen.is_none()
                 && model.service_count() > sizes.flat_above
             {
-                // Guesses the layout before the first read of the table. So Services rarely need to
-                // be compiled for both layouts.
+                // Guesses the layout before the first read of the table, so that Services rarely
+                // need to be compiled for both layouts.
                 Arc::make_mut(&mut state.config).layout = Layout::Flat;
             }
-            // Claims once more the objects that do not depend on Services, because all data about
-            // the node may be known now.
+            // Claims the base objects again, because all data about the node may be known now.
             self.want_base(state);
         }
         for name in extent.services(model, self.claims.services()) {
@@ -406,8 +405,8 @@ impl engine::Scheme for Nftables {
             let due = earliest.max(state.now + SETTLE);
             self.reread.get_or_insert(due);
         }
-        // Returns false, because the engine need not read addresses: in this mode, no link has
-        // service addresses.
+        // Returns false, because no link has service addresses in this mode. So the engine need not
+        // read addresses.
         false
     }
 

@@ -5,13 +5,13 @@ use nftables_netlink::{CommitError, Error, Transaction};
 use crate::describe::describe;
 use crate::kernel::{Blame, Refusal};
 
-/// Converts the error of a transaction to a refusal. Names the changes at fault if the kernel has
+/// Converts the error of a transaction to a refusal. Includes the refused changes if the kernel
 /// named them.
 pub(crate) fn refusal_of(transaction: &Transaction, error: CommitError) -> Refusal {
     let reason = error.to_string();
     match error {
-        // Blames no change, because the kernel lacks memory. The change that the kernel's error
-        // names may be valid.
+        // Blames no change: if the kernel lacks memory, the change that its error names may be
+        // valid.
         CommitError::Whole(refusal) if refusal.errno == libc::ENOMEM => Refusal::General(reason),
         CommitError::Refused { refused, .. }
             if refused.iter().any(|of| of.refusal.errno == libc::ENOMEM) =>
@@ -33,7 +33,8 @@ pub(crate) fn refusal_of(transaction: &Transaction, error: CommitError) -> Refus
                 changes: changes.collect(),
             }
         }
-        // Names no change, because a smaller transaction may succeed.
+        // Names no change, so that the executor splits the transaction. A smaller transaction may
+        // succeed.
         CommitError::Whole(_) | CommitError::TooLarge(_) => Refusal::Refused {
             reason,
             changes: Vec::new(),

@@ -1,7 +1,7 @@
-//! Reads the table object by object. Recognizes objects of this mode by their names, and ignores
-//! all other objects.
+//! Builds a snapshot of the nftables table, object by object. It recognizes this mode's objects by
+//! their names, and ignores all other objects.
 //!
-//! Stores chains as digests of their rules, and stores elements as verdicts by address and port.
+//! The snapshot has chains as digests of their rules, and elements as verdicts by address and port.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -45,7 +45,7 @@ pub struct Snapshot {
 
 /// Content of one part of the kernel's state.
 pub enum PartContent {
-    /// The table, and the duration of its read.
+    /// The nftables table, and the time that its read took.
     Table(Box<Snapshot>, Duration),
     /// Addresses of the node.
     Addresses(BTreeSet<IpAddr>),
@@ -56,9 +56,8 @@ pub enum PartContent {
 pub(crate) struct SnapshotBuilder {
     family: IpFamily,
     snapshot: Snapshot,
-    /// Two maps of handles. The first has the handles of the sets of clients. The second has the
-    /// handles of the chains that add clients to these sets. In both maps, the key is the name of
-    /// the set.
+    /// Handles of the sets of session affinity clients, and handles of the chains that add clients
+    /// to these sets. Both maps have the name of the set as their key.
     handles: [HashMap<Name, u64>; 2],
     unknown: UnknownObjects,
 }
@@ -74,7 +73,7 @@ impl SnapshotBuilder {
         }
     }
 
-    /// Returns the snapshot of all objects that were added.
+    /// Returns the snapshot of all added objects.
     pub(crate) fn finish(mut self) -> Snapshot {
         let [sets, chains] = &self.handles;
         for (name, clients) in &mut self.snapshot.affinity {
@@ -233,7 +232,7 @@ impl SnapshotBuilder {
             return None;
         };
         let route = self.snapshot.slots.entry(slot).or_default();
-        // Uses the empty name for a verdict that leads to no chain.
+        // Uses the empty name if the verdict leads to no chain.
         let to = || match verdict {
             Verdict::Goto(chain) => Arc::clone(chain),
             _ => Name::from(""),
@@ -268,7 +267,8 @@ pub(crate) fn seconds(family: IpFamily, set: &Set) -> u32 {
     }
 }
 
-/// A reader of the parts of an element's key. Each part is padded to a multiple of 4 bytes.
+/// A reader of the concatenated parts of an element's key or value. Each part is padded to a
+/// multiple of 4 bytes.
 struct Parts<'a>(&'a [u8]);
 
 impl Parts<'_> {

@@ -34,7 +34,8 @@ fn is_of_localhost(key: &BaseKey) -> bool {
     )
 }
 
-/// Tables of one IP family, one table for each kind of object.
+/// Record of the wanted and actual objects of one IP family, with one table for each kind of
+/// object. These tables are not nf_tables tables.
 #[derive(Default)]
 pub(crate) struct Tables {
     pub(crate) base: Entries<BaseKey, BaseValue, ()>,
@@ -47,7 +48,7 @@ pub(crate) struct Tables {
     pub(crate) affinity: Entries<Name, Clients, Arc<Owner>>,
     /// NodePorts that a relay serves on localhost.
     ///
-    /// - Their actual state is always known, because the relay is part of this process.
+    /// - Their actual state is always known, because the relay is a part of this process.
     /// - They never count as overdue, because another program may use the same port.
     pub(crate) listeners: Entries<u16, Arc<PortBackends>, Arc<Owner>>,
 }
@@ -72,7 +73,7 @@ impl Tables {
         self.affinity.count_removals(removals);
     }
 
-    /// Returns true if the kernel has all objects that Services share.
+    /// Returns true if the kernel has all wanted objects that do not depend on Services.
     pub(crate) fn has_base(&self) -> bool {
         let mut pending = self.base.pending();
         // Ignores unwanted objects, such as those of another layout, because they do not affect
@@ -81,8 +82,8 @@ impl Tables {
     }
 
     /// Returns the layout of the table in the kernel, or `None` if the table has no chain of a
-    /// layout. Looks only at chains: maps of the layout `flat` may exist in a table of upstream's
-    /// layout, too, because upstream's kube-proxy does not delete them.
+    /// layout. Maps of the layout `flat` do not count: they may also exist in a table of upstream's
+    /// layout, because upstream's kube-proxy does not delete them.
     pub(crate) fn actual_layout(&self) -> Option<Layout> {
         if self.base.actual(&UPSTREAM_ONLY).is_some() {
             return Some(Layout::Upstream);
@@ -91,7 +92,7 @@ impl Tables {
         is_there.then_some(Layout::Flat)
     }
 
-    /// Returns true if the kernel still has objects of another layout.
+    /// Returns true if the kernel still has objects of the layout that the mode does not want.
     pub(crate) fn has_other_layout(&self) -> bool {
         self.base.pending().any(|key| self.is_of_other_layout(key))
     }
@@ -208,8 +209,8 @@ impl Tables {
             }
         }
         for (stale, outcome) in plan.stale.iter().zip(&outcomes.stale) {
-            // Does not report the first refusal of a deletion: rules that the transaction deleted
-            // may keep the object in use for a moment.
+            // Reports a refused deletion only from the second time: at first, rules that the
+            // transaction deleted may keep the object in use for a moment.
             let is_first = match stale {
                 StaleObject::Chain(name) => !self.chains.is_failing(name),
                 StaleObject::Set(name) => !self.affinity.is_failing(name),
@@ -286,7 +287,7 @@ impl Tables {
         let booking = Booking {
             outcome,
             now,
-            // Does not count these entries as overdue: the kernel refused this unit in a separate
+            // Excuses these entries from being overdue: the kernel refused this unit in a separate
             // transaction, so the unit itself is invalid.
             lateness: Lateness::Excused,
         };
@@ -313,14 +314,14 @@ impl Tables {
     }
 }
 
-/// Class of a refused entry: it counts as overdue, or it is excused and does not count.
+/// Treatment of a refused entry: it counts as overdue, or it is excused.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lateness {
     Late,
     Excused,
 }
 
-/// Outcome that several entries share.
+/// Outcome of a plan unit, with which its entries are recorded.
 struct Booking<'a> {
     outcome: &'a UnitOutcome,
     now: Instant,

@@ -4,7 +4,7 @@
 //! * a chain that leads to a recognized chain, directly or through a map;
 //! * a map that leads to a recognized chain.
 //!
-//! An earlier kube-proxy left these objects, and no other program would remove them.
+//! An earlier kube-proxy left these objects, and no other program removes them.
 
 use hashbrown::{HashMap, HashSet};
 use nftables_netlink::{Element, ElementData, Expression, Name, Rule, SetRef, Verdict};
@@ -12,7 +12,7 @@ use nftables_netlink::{Element, ElementData, Expression, Name, Rule, SetRef, Ver
 use crate::name::find_counter;
 use kube_rules::nft::COUNTER;
 
-/// Chains and sets whose names this mode does not use.
+/// Chains and maps in the table whose names this mode does not use.
 #[derive(Debug, Default)]
 pub(crate) struct UnknownObjects {
     chains: HashMap<Name, Chain>,
@@ -22,7 +22,7 @@ pub(crate) struct UnknownObjects {
 
 #[derive(Debug, Default)]
 struct Chain {
-    /// True if the chain uses a counter of packets that rules reject on localhost.
+    /// True if the chain uses a counter of packets that were rejected on localhost.
     counts: bool,
     leads_to: HashSet<Name>,
     asks: HashSet<Name>,

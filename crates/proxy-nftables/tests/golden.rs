@@ -1,8 +1,9 @@
-//! Compares the table that this mode writes with upstream's table, for the objects of each golden
-//! case. The same `nft` program lists both tables, each in its own network namespace.
+//! Compares the table that nftables mode writes with upstream's table, for the Kubernetes objects
+//! of each golden case. The same `nft` program lists both tables, each in its own network
+//! namespace.
 //!
-//! The environment variable `GOLDEN` may name another directory of cases. If the directory does not
-//! exist, the test compares no tables.
+//! The environment variable `GOLDEN` may name another directory of cases. If this directory does
+//! not exist, the test compares nothing.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeMap;
@@ -44,7 +45,8 @@ fn run(program: &str, arguments: &[&str], input: &str) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Splits the output of `nft list` into blocks, and sorts elements and flags.
+/// Splits the output of `nft list` into blocks (tables, sets, chains), and sorts elements and
+/// flags.
 fn blocks(listing: &str) -> BTreeMap<String, Vec<String>> {
     let mut blocks: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut block = String::new();
@@ -169,14 +171,14 @@ const DIFFERENCES: [&str; 2] = [
     // Unlike in upstream, IPv4 networks in `--nodeport-addresses` do not make IPv6 addresses serve
     // NodePorts.
     "flag-nodeport-addresses-cidr IPv6",
-    // Unlike upstream, this mode deletes an unwanted chain immediately.
+    // Unlike upstream, this mode deletes an unwanted chain without a delay.
     "restart-leftovers IPv4",
 ];
 
 const ADDRESSES: &str = "ip link set lo up; ip link add eth0 type veth peer name other; ip link set eth0 up; ip link set other up; ip addr add 192.168.99.10/24 dev eth0; ip addr add fd00:99::10/64 dev eth0 nodad";
 
-/// Starts the daemon `lives` times, and returns `nft`'s listing and the number of changes in the
-/// last start. Before the first start, the kernel has the ruleset of the file `there`.
+/// Starts the daemon `lives` times, and returns `nft`'s listing and the number of changes that the
+/// last start wrote. Before the first start, loads the ruleset of the file `there` into the kernel.
 fn ours(case: &Case, family: IpFamily, there: Option<&Path>, lives: usize) -> (String, usize) {
     let mut model = case.model();
     in_namespace(|| {

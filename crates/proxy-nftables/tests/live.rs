@@ -1,4 +1,4 @@
-//! Tests of nftables mode on the real nf\_tables. Each test has its own network namespace.
+//! Tests of nftables mode on the real nf\_tables, each in its own network namespace.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeSet;
@@ -25,8 +25,8 @@ use proxy_nftables::{
     Proxier, Refusal, TABLE, probe,
 };
 
-/// The real kernel. Adds the duration of each read of the table or a chain, and of each commit, to
-/// the counter (in microseconds).
+/// Access to the real kernel that measures time. It adds the duration of each read of the table or
+/// a chain, and of each commit, to the counter (in microseconds).
 struct TimedKernel(NetlinkKernel, Arc<AtomicU64>);
 
 /// Duration of the longest measured kernel call, in microseconds.
@@ -134,7 +134,7 @@ impl World {
         }
     }
 
-    /// Runs the daemon's loop until no work is due for the duration `within`. Returns the number of
+    /// Runs the daemon's loop until no work is due within the time `within`. Returns the number of
     /// changes that the daemon wrote, and the failures.
     fn settle(&mut self, within: Duration) -> (usize, Vec<String>) {
         let (mut written, mut failures) = (0, Vec::new());
@@ -225,7 +225,7 @@ fn generation() -> Generation {
     Nftables::open().unwrap().generation().unwrap()
 }
 
-/// Returns the content of the table, without handles and without the generation of the ruleset.
+/// Returns the content of the table as text, without handles and without the ruleset's generation.
 fn content(whole: &TableDump) -> Vec<String> {
     let chains = whole.chains.iter().map(|chain| format!("{chain:?}"));
     let rules = whole
@@ -288,7 +288,7 @@ fn a_changed_endpoint_is_one_transaction_and_a_restart_writes_nothing() {
         assert_eq!(generation(), before.next());
         world.service(7, None, &[1, 3]);
         let before = generation();
-        // One transaction flushes the chain and adds its single rule.
+        // The transaction has two changes: it flushes the chain and adds its single rule.
         assert_eq!(world.sync(), 2);
         assert_eq!(generation(), before.next());
         // The restarted daemon adopts the table without a change.
@@ -390,15 +390,15 @@ fn a_changed_affinity_timeout_keeps_clients_if_the_kernel_can_change_timeouts() 
         let sets = affinity();
         assert_eq!(sets.len(), 4);
         assert!(sets.iter().all(|(found, _)| found.set.timeout == wanted));
-        // Reads the sets one by one, because a read of the table omits the clients in its sets.
+        // Reads the sets one by one, because a read of the table omits clients in sets.
         let has_clients = |name: &str| {
             let found = Nftables::open().unwrap().elements(Family::Ip, TABLE, name);
             !found.unwrap().is_empty()
         };
         let names = sets.iter().map(|(found, _)| &found.set.name);
         let kept = names.filter(|name| has_clients(name)).count();
-        // If the kernel can change the timeout of a set (Linux 6.5 and current 6.1), all clients
-        // stay. Otherwise, the proxier replaces the set with an empty set.
+        // If the kernel can change the timeout of a set (Linux 6.5 and later, and current releases
+        // of 6.1), all clients stay. Otherwise, the proxier replaces the set by an empty set.
         let expected = if changes_timeouts() { 4 } else { 0 };
         println!("clients stayed in {kept} of 4 sets");
         assert_eq!(kept, expected);
@@ -409,7 +409,8 @@ fn a_changed_affinity_timeout_keeps_clients_if_the_kernel_can_change_timeouts() 
     });
 }
 
-/// Returns the memory that the kernel and all programs use, in megabytes.
+/// Returns the kernel's own memory in megabytes: slab memory that cannot be reclaimed, vmalloc
+/// memory and per-CPU memory.
 fn kernel_memory() -> f64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap();
     let kilobytes = |name: &str| -> f64 {
@@ -442,8 +443,8 @@ fn a_thousand_endpoints_with_affinity_need_at_most_ten_megabytes() {
             });
             took
         };
-        // Uses the median of three measurements, because other programs also allocate and release
-        // memory.
+        // Uses the median of three measurements, because other work of the kernel also allocates
+        // and releases memory.
         let mut took = [(); 3].map(|()| measured());
         took.sort_by(f64::total_cmp);
         let [_, took, _] = took;
@@ -452,7 +453,7 @@ fn a_thousand_endpoints_with_affinity_need_at_most_ten_megabytes() {
     }
 }
 
-/// Builds a table as an earlier version of this program did, which gave sets of clients a size.
+/// Builds a table like an earlier version of this program, which gave sets of clients a size.
 fn make_with_sizes(whole: &TableDump) {
     let named = |set: &nftables_netlink::Set| nftables_netlink::Set {
         size: set.dynamic.then_some(65_535).or(set.size),
@@ -498,8 +499,8 @@ fn affinity_sets_of_an_earlier_version_release_memory_and_keep_clients() {
         assert_eq!(generation(), before.next());
         assert_eq!(content(&whole()), as_wanted);
         // The sets need about 100 MB. The test only checks that the kernel releases more than 50
-        // MB. Other programs, and the removal of earlier namespaces, also change the memory in use
-        // by tens of megabytes.
+        // MB, because other work and the removal of earlier namespaces change the memory in use by
+        // tens of megabytes.
         let most = 50.0;
         // Repeats the check, because a kernel thread (kworker) shrinks the sets only after some
         // time.
@@ -659,8 +660,9 @@ fn ip(arguments: &str) {
     assert!(done.unwrap().success(), "ip {arguments}");
 }
 
-/// The rules reject a packet without an endpoint before the kernel creates a conntrack entry. So
-/// later packets of the flow reach an endpoint, once the map has an element for the Service again.
+/// The rules reject a packet without an endpoint before the kernel confirms a conntrack entry for
+/// it. So later packets of the flow reach an endpoint, once the map has an element for the Service
+/// again.
 #[test]
 #[ignore = "needs nf_tables, and ip"]
 fn a_rejected_flow_is_translated_after_the_map_gets_an_endpoint() {
@@ -731,7 +733,7 @@ fn a_change_in_the_flat_layout_is_one_transaction_and_a_restart_writes_nothing()
         }
         assert!(whole().chains.iter().all(|chain| !chain.name.contains('/')));
         // The restarted proxier deletes the chooser chain for four endpoints, because no Service
-        // has four endpoints any more.
+        // has four endpoints now.
         let mut other = world.again(Layout::Flat);
         assert_eq!(other.sync(), 2);
         let before = (generation(), content(&whole()));
@@ -769,8 +771,8 @@ fn the_nftables_layout_changes_in_both_directions_with_few_transactions() {
     });
 }
 
-/// In both layouts, a changed endpoint changes only some rules of the chain that chooses an
-/// endpoint. The Service has session affinity and many endpoints.
+/// In both layouts, a changed endpoint of a Service with session affinity and many endpoints
+/// changes only some rules of the chain that chooses an endpoint.
 #[test]
 #[ignore = "needs nf_tables"]
 fn one_changed_endpoint_with_affinity_costs_few_changes() {
@@ -825,8 +827,8 @@ fn one_changed_endpoint_with_affinity_costs_few_changes() {
     }
 }
 
-/// Measures the cold start and an endpoint change of a Service with session affinity. Prints the
-/// kernel's share of both times. Usage: `ENDPOINTS=5000 LAYOUT=flat`.
+/// Measures the time of a cold start and of an endpoint change, for a Service with session
+/// affinity. Prints the kernel's share of both times. Usage: `ENDPOINTS=5000 LAYOUT=flat`.
 #[test]
 #[ignore = "takes long"]
 fn measure_affinity() {
@@ -868,8 +870,8 @@ fn measure_affinity() {
     });
 }
 
-/// Measures a cold start, a restart and an endpoint change. Prints the kernel's share of each time.
-/// Usage: `SERVICES=10000 ENDPOINTS=2 LAYOUT=flat`.
+/// Measures the time of a cold start, a restart and an endpoint change. Prints the kernel's share
+/// of each time. Usage: `SERVICES=10000 ENDPOINTS=2 LAYOUT=flat`.
 #[test]
 #[ignore = "takes long"]
 fn measure_start_and_endpoint_change() {

@@ -1,5 +1,5 @@
-//! Compares the strict fake kernel with the real kernel. The same transactions must fail with the
-//! same errors on both kernels, and leave the same table.
+//! Compares the strict fake kernel with the real kernel: the same transactions must fail with the
+//! same errors on both, and leave the same table.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use proxy::IpFamily;
 use proxy_nftables::fake::FakeKernel;
 use proxy_nftables::{Kernel, NetlinkKernel, Object, Refusal, TABLE};
 
-/// Number of transactions for each table.
+/// Number of random transactions on each table, one after another.
 const TRANSACTIONS: usize = 60;
 const TABLES: u64 = 12;
 
@@ -74,7 +74,7 @@ fn change(family: IpFamily, chance: &mut Chance) -> Change {
             Change::DeleteElements(name("set", of), elements)
         }
         17 => table(family),
-        // Adds only jumps to chains with higher numbers, so that no loop exists.
+        // Jumps only to chains with higher numbers, so that no loop exists.
         _ => {
             let to = chain + 1 + chance.index(3);
             let jump = Expression::Verdict(Verdict::Jump(name("chain", to)));
@@ -87,7 +87,7 @@ fn change(family: IpFamily, chance: &mut Chance) -> Change {
     }
 }
 
-/// Returns the index and error number of the first refused change.
+/// Returns the index and error number of the first refused change as the error.
 fn verdict(done: Result<(), Refusal>) -> Result<(), (usize, i32)> {
     done.map_err(|refusal| match refusal {
         Refusal::Refused { changes, .. } => {
@@ -197,6 +197,6 @@ fn compare(family: IpFamily) {
             .commit(&transaction(family, vec![Change::DeleteTable]))
             .unwrap();
     }
-    // Checks that some transactions succeeded and some failed.
+    // The test proves little unless some transactions succeed and some fail.
     assert!((40..680).contains(&refused), "{refused}");
 }

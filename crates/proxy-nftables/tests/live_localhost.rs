@@ -1,4 +1,5 @@
-//! Tests of NodePorts on localhost with real packets. Each test has its own network namespace.
+//! Tests of NodePorts on localhost in nftables mode, with real packets. Each test has its own
+//! network namespace.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,7 +38,8 @@ fn sh(script: &str) {
     assert!(done.success(), "{script}");
 }
 
-/// Starts an endpoint that replies with its name. Returns the address and port of the endpoint.
+/// Starts an endpoint at the IP address `at`, which replies with its name. Returns its address and
+/// port.
 fn named(at: IpAddr, name: &'static str) -> SocketAddr {
     let listener = TcpListener::bind((at, 0)).unwrap();
     let at = listener.local_addr().unwrap();
@@ -179,8 +181,8 @@ impl World {
             std::mem::replace(&mut self.proxier, proxier),
             std::mem::replace(&mut self.relay, relay),
         ));
-        // Waits until the relay of the previous process has closed its ports. The relay ends,
-        // because the test has dropped the last handle to it.
+        // Waits until the previous relay has closed its ports. It ends because the test has dropped
+        // the last handle to it.
         let start = Instant::now();
         while TcpListener::bind(at).is_err() {
             assert!(
@@ -212,7 +214,7 @@ impl World {
         (0..8).map(|_| self.who().unwrap()).collect()
     }
 
-    /// Returns true if the rules reject a datagram to the NodePort immediately.
+    /// Returns true if a UDP packet to the NodePort is rejected within 500 ms.
     fn is_refused_by_udp(&self) -> bool {
         let socket = UdpSocket::bind(SocketAddr::new(self.family.localhost(), 0)).unwrap();
         socket.connect(self.at()).unwrap();
@@ -220,8 +222,8 @@ impl World {
             .set_read_timeout(Some(Duration::from_millis(500)))
             .unwrap();
         let sent = socket.send(b"x").and_then(|_| socket.recv(&mut [0]));
-        // Accepts two errors: PermissionDenied from the rules themselves, and ConnectionRefused
-        // from the ICMP message.
+        // Accepts two errors: PermissionDenied, with which the rules fail the send, and
+        // ConnectionRefused from the ICMP message.
         let kinds = [ErrorKind::PermissionDenied, ErrorKind::ConnectionRefused];
         kinds.contains(&sent.unwrap_err().kind())
     }

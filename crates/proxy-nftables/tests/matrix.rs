@@ -1,4 +1,5 @@
-//! Checks the packet matrix (docs/packet-matrix.md) against the rules, without packets.
+//! Checks the documented packet matrix (docs/packet-matrix.md) against the rules of nftables mode,
+//! without packets.
 //!
 //! The interpreter of the program `explain` evaluates the rules of each Service of the matrix, in
 //! each layout. Scenarios in the lab check the same matrix with real packets.
@@ -25,8 +26,8 @@ const MATRIX: &str = include_str!("../../../docs/packet-matrix.md");
 const LOCAL: &str = "10.244.1.2";
 const REMOTE: &str = "10.244.2.3";
 
-/// Number of ways to detect pods. A cell of the matrix has either one result for each way, or a
-/// single result for all ways.
+/// Number of ways to detect traffic from pods (`--detect-local-mode`). A cell of the matrix has
+/// either one result for each way, or a single result for all ways.
 const DETECTIONS: usize = 3;
 
 fn config(layout: Layout, detection: usize) -> Config {
@@ -43,7 +44,7 @@ fn config(layout: Layout, detection: usize) -> Config {
     }
 }
 
-/// A section of the matrix, which describes a Service.
+/// A section of the matrix, which describes one Service.
 #[derive(Clone, Copy)]
 struct Section<'a> {
     title: &'a str,
@@ -94,7 +95,7 @@ impl Section<'_> {
         model
     }
 
-    /// Returns the tables that this mode writes for the Services of the section.
+    /// Returns the tables that nftables mode writes for the section's Service.
     fn table(self, config: Config) -> InMemoryTables {
         let mut model = self.model();
         let kernel = FakeKernel::new(IpFamily::V4, &["127.0.0.1", node::NODE]);

@@ -28,7 +28,7 @@ use proxy::{
 use proxy_nftables::fake::{Content, FakeKernel};
 use proxy_nftables::{Config, Lanes, Layout, LayoutSizes, Proxier};
 
-/// A simulated node: a proxier, a model and a fake kernel.
+/// A simulated node: a proxier of nftables mode, a model and a fake kernel.
 struct World {
     kernel: FakeKernel,
     proxier: Proxier<FakeKernel>,
@@ -102,7 +102,7 @@ impl World {
         self.made();
     }
 
-    /// Restarts the daemon with another layout.
+    /// Restarts the daemon on the same kernel with another layout.
     fn lay_out(&mut self, layout: Layout) {
         self.layout = layout;
         self.restart();
@@ -133,7 +133,7 @@ impl World {
         self.settle()
     }
 
-    /// Returns the committed transactions since the last call.
+    /// Returns the transactions committed since the last call, each as its changes' descriptions.
     fn made(&self) -> Vec<Vec<String>> {
         mem::take(&mut self.kernel.state().made)
     }
@@ -148,7 +148,7 @@ impl World {
         own.map(|name| name.to_string()).collect()
     }
 
-    /// Returns the number of addresses whose map elements lead to endpoints, and the number of
+    /// Returns two numbers: of the addresses whose map elements lead to endpoints, and of the
     /// addresses whose map elements reject or drop packets.
     fn served_and_refused(&self) -> (usize, usize) {
         let content = self.content();
@@ -285,8 +285,8 @@ fn a_changed_endpoint_writes_only_objects_of_its_service() {
         format!("add a rule to chain {chain}"),
     ];
     assert_eq!(made, [wanted]);
-    // A new endpoint on this node also needs an element that allows the endpoint to connect to
-    // itself.
+    // For a new endpoint on this node, the proxier also adds an element to `hairpin-connections`,
+    // so that the endpoint can connect to itself.
     world.apply(slice_of(7, [1, 2]));
     world.sync();
     assert_eq!(
@@ -355,7 +355,7 @@ fn old_kernels_delete_chains_in_a_second_transaction() {
     assert_eq!((synced.failures.len(), synced.pending), (0, 0));
     assert_eq!((world.made().len(), world.chains().len()), (2, 1));
     assert_eq!(world.kernel.state().refusals, 1);
-    // The proxier remembers that this kernel needs a second transaction for deleting chains, so it
+    // The proxier remembers that this kernel deletes chains only in a second transaction, so it
     // causes no further refusal.
     world.apply(slice_of(2, []));
     world.sync();
@@ -403,7 +403,7 @@ fn a_refused_object_does_not_affect_other_objects() {
 }
 
 #[test]
-fn services_wait_until_the_kernel_accepts_the_base_chains() {
+fn services_are_not_written_until_the_kernel_accepts_the_base() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         world.kernel.state().refused = vec!["chain masquerading".to_owned()];
@@ -487,7 +487,7 @@ fn drift_is_repaired_after_a_kernel_notification() {
         world.now += Duration::from_secs(1);
         world.damage(|table| *table = Content::default());
         assert_eq!(world.content(), before);
-        // A notification causes no write if the table has not changed.
+        // A notification alone causes no write: the table has not changed.
         world.made();
         world.now += Duration::from_secs(1);
         world.damage(|_| {});
@@ -615,7 +615,7 @@ fn the_older_of_two_services_gets_a_shared_address() {
         world.apply(slice_of(2, [1]));
         world.sync();
         world.apply(Event::ServiceApplied(same(1)));
-        // The older Service owns the address, although it has no endpoints.
+        // The older Service gets the address, although it has no endpoints.
         world.sync();
         assert_eq!(world.served_and_refused(), (0, 1));
         assert_eq!(world.conflicts.len(), 1);
@@ -637,8 +637,8 @@ fn balanced(number: u16, vip: IpAddr) -> Service {
     }
 }
 
-/// The older Service owns the shared address. The younger Service's source ranges and endpoints do
-/// not affect the address.
+/// Checks that the older Service owns a shared address. The younger Service's source ranges and
+/// endpoints do not affect the address.
 #[test]
 fn only_the_older_load_balancer_has_elements_for_a_shared_address() {
     let vip = [198, 51, 100, 7];
@@ -696,8 +696,8 @@ fn source_ranges_also_protect_a_load_balancer_address_that_is_an_external_ip() {
         world.apply(slice_of(1, [1]));
         world.sync();
         assert_eq!(world.elements("service-ips"), 2);
-        // Checks the map that leads to the firewall chain. In upstream's layout, this is a separate
-        // map. In the layout `flat`, it is the map of service addresses.
+        // Checks the map that leads to the firewall chain: `firewall-ips` in upstream's layout, and
+        // `service-ips` in the layout `flat`.
         let walled = match layout {
             Layout::Upstream => "firewall-ips",
             Layout::Flat => "service-ips",
@@ -708,8 +708,8 @@ fn source_ranges_also_protect_a_load_balancer_address_that_is_an_external_ip() {
     }
 }
 
-/// To write one rule that uses a set, the kernel searches all sets. So the proxier changes only the
-/// affected rules of a long chain.
+/// For each written rule that uses a set, the kernel searches all sets. So the proxier writes only
+/// the affected rules of a long chain.
 #[test]
 fn one_changed_endpoint_with_affinity_costs_few_changes() {
     for layout in LAYOUTS {
@@ -738,7 +738,7 @@ fn one_changed_endpoint_with_affinity_costs_few_changes() {
     }
 }
 
-/// The proxier writes a Service with session affinity and very many endpoints in several
+/// Checks that a Service with session affinity and very many endpoints is written in several
 /// transactions. No packet reaches the Service before all its objects exist.
 #[test]
 fn a_service_with_affinity_and_many_endpoints_is_written_in_several_transactions() {
@@ -762,7 +762,8 @@ fn a_service_with_affinity_and_many_endpoints_is_written_in_several_transactions
         };
         let first = made.iter().position(leads);
         assert_eq!(first, Some(made.len() - 1), "only when it is whole");
-        // Replaces all endpoints. In the first transactions, the proxier deletes no rule.
+        // All endpoints are replaced. The first two transactions delete no rule of the chain that
+        // chooses an endpoint.
         world.apply(slice_of(1, 1_001..=1_700));
         assert_eq!(world.sync().pending, 0);
         let made = world.made();
@@ -788,8 +789,8 @@ fn a_service_with_affinity_and_many_endpoints_is_written_in_several_transactions
     }
 }
 
-/// In the layout `flat`, endpoints are numbered. The removal of an endpoint changes the number of
-/// at most one other endpoint.
+/// In the layout `flat`, a Service's endpoints are numbered. The removal of an endpoint changes the
+/// number of at most one other endpoint.
 #[test]
 fn the_removal_of_an_endpoint_moves_at_most_one_other_endpoint() {
     let mut world = World::new(Layout::Flat);
@@ -809,7 +810,7 @@ fn the_removal_of_an_endpoint_moves_at_most_one_other_endpoint() {
         of("add to endpoints-tcp:"),
     );
     assert_eq!(counts, (2, 1), "{made:?}");
-    // A restarted proxier keeps the endpoints in these positions.
+    // A restarted proxier keeps the endpoints at these positions.
     world.restart();
     assert_eq!(world.sync().pending, 0);
     let made = world.made().concat();
@@ -819,8 +820,8 @@ fn the_removal_of_an_endpoint_moves_at_most_one_other_endpoint() {
     );
 }
 
-/// The kernel reserves 2 MiB immediately for a set with a size. An earlier version of this program
-/// created such sets.
+/// The kernel reserves 2 MiB for each set that is created with a size, as an earlier version of
+/// this program did.
 #[test]
 fn new_affinity_sets_have_no_size_and_old_sets_release_their_memory() {
     let layout = Layout::Upstream;
@@ -834,12 +835,12 @@ fn new_affinity_sets_have_no_size_and_old_sets_release_their_memory() {
     let dynamic: Vec<_> = sets.values().filter(|(set, _)| set.dynamic).collect();
     assert_eq!(dynamic.len(), 6);
     assert!(dynamic.iter().all(|(set, _)| set.size.is_none()));
-    // A restarted daemon adopts a table of this version or of upstream without a change.
+    // A restarted daemon writes nothing into a table of this version or of upstream.
     world.restart();
     world.sync();
     assert_eq!(world.made().len(), 0);
-    // If the sets have a size, the proxier adds and removes one element of each set. The kernel
-    // then releases the memory. The proxier changes no chain.
+    // If the sets were created with a size, the proxier adds and removes one element of each set,
+    // so that the kernel releases the memory. It changes no chain.
     world.kernel.state().handles.sets_first();
     let before = world.content();
     world.restart();
@@ -874,8 +875,7 @@ fn affinity_clients_of_an_endpoint_stay_when_another_endpoint_is_removed() {
             sets.filter(|name| name.starts_with("affinity-")).collect()
         };
         assert_eq!((world.chains().len(), sets(&world).len()), (4, 3));
-        // The proxier deletes the set of clients of the removed endpoint. The sets of the other
-        // endpoints stay.
+        // The proxier deletes only the set of clients of the removed endpoint.
         let stays = sets(&world)
             .into_iter()
             .find(|name| name.contains("__10.244.0.1/"))
@@ -890,7 +890,7 @@ fn affinity_clients_of_an_endpoint_stay_when_another_endpoint_is_removed() {
             "{made:?}"
         );
         assert_eq!(synced.pending, 0);
-        // Removes the session affinity of the Service.
+        // The Service loses its session affinity.
         world.apply(Event::ServiceApplied(service(1)));
         world.sync();
         assert_eq!(
@@ -990,7 +990,7 @@ fn service_cidrs_apply_immediately_and_their_drop_rule_survives_a_restart() {
         });
         world.sync();
         assert_eq!(rules(&world), 2);
-        // The restarted daemon does not know the ServiceCIDRs yet.
+        // The restarted daemon does not know the ServiceCIDRs yet, and keeps the rule.
         let kernel = world.kernel.clone();
         let mut world = World::on(kernel, layout);
         web(&mut world, 1, [1]);
@@ -1007,12 +1007,12 @@ fn node_ports_are_served_at_the_addresses_that_the_flag_selects() {
         world.sync();
         assert_eq!(world.elements("nodeport-ips"), 1);
         assert_eq!(world.proxier.node_ports().unwrap().addresses.len(), 1);
-        // The interface loses the node's own address.
+        // The node's own address is removed from the interface.
         world.kernel.state().addresses.clear();
         world.proxier.notice(&Notice::Anything, world.now);
         world.settle();
         assert_eq!(world.elements("nodeport-ips"), 0);
-        // If all addresses serve NodePorts, the rules need no set of addresses.
+        // If all addresses of the node serve NodePorts, the table needs no set of addresses.
         let kernel = world.kernel.clone();
         let mut node = node1();
         node.node_port_addresses = NodePortAddresses::All;
@@ -1021,7 +1021,7 @@ fn node_ports_are_served_at_the_addresses_that_the_flag_selects() {
         let synced = other.sync();
         assert_eq!((synced.failures.len(), synced.pending), (0, 0));
         assert!(!other.content().sets.contains_key("nodeport-ips"));
-        // IPv6 networks in `--nodeport-addresses` do not make IPv4 addresses serve NodePorts.
+        // With only IPv6 networks in `--nodeport-addresses`, no IPv4 address serves NodePorts.
         let mut node = node1();
         let nets = vec!["fd00::/8".parse().unwrap()];
         node.node_port_addresses = NodePortAddresses::Within(nets);
@@ -1124,7 +1124,7 @@ fn a_set_that_another_programs_rule_uses_stays_and_blocks_no_service() {
         world.sync();
         world.now += Duration::from_secs(1);
         world.damage(|table| {
-            // Another program's chain contains a copy of our rule that uses the set.
+            // A chain of another program has a copy of the rule that uses the set.
             let (_, rules) = &table.chains["services"];
             let names_it = |rule: &&Rule| format!("{rule:?}").contains("nodeport-ips");
             let rule = rules.iter().find(names_it).unwrap().clone();
@@ -1189,7 +1189,7 @@ fn an_element_is_written_after_the_kernel_accepts_its_chain() {
         world.apply(slice_of(1, [1]));
         assert!(!world.sync().failures.is_empty());
         let reads = world.kernel.state().reads;
-        // Adds an external IP. Its element also leads to the refused chain.
+        // The Service gets a second external IP, whose element leads to the refused chain as well.
         world.apply(with(&[1, 2]));
         world.sync();
         world.now += Duration::from_secs(10);
@@ -1246,7 +1246,7 @@ fn in_the_flat_layout_a_changed_endpoint_changes_only_elements() {
         "add to endpoints-tcp-2: 1 . 10.96.1.7 . 80 : 10.244.0.5 . 8080",
     ];
     assert_eq!(world.made(), [wanted]);
-    // The number of endpoints changes. One transaction moves the Service's endpoints to another
+    // The Service now has four endpoints instead of two, so one transaction moves them to another
     // map. This transaction also adds a chooser chain, because no other Service has four endpoints.
     world.apply(slice_of(7, [1, 3, 5, 7]));
     world.sync();
@@ -1257,8 +1257,8 @@ fn in_the_flat_layout_a_changed_endpoint_changes_only_elements() {
         has("add chain endpoints-of-tcp-4") && has("add to endpoints-tcp: 0 . 10.96.1.7 . 80 : ")
     );
     assert!(has("delete from endpoints-tcp-2: 0 . ") && has("add to service-ips: 10.96.1.7 . tcp"));
-    // A second Service with four endpoints needs no new chain. A changed endpoint then changes only
-    // elements.
+    // A second Service with four endpoints needs no new chain. If one of four endpoints changes,
+    // only elements change.
     world.apply(slice_of(8, [1, 3, 5, 7]));
     world.sync();
     world.apply(slice_of(7, [1, 3, 5, 9]));
@@ -1272,7 +1272,7 @@ fn in_the_flat_layout_a_changed_endpoint_changes_only_elements() {
     assert!(world.chains().is_empty());
     assert_eq!(world.served_and_refused(), (20, 0));
     assert_eq!(world.kernel.state().reads, 1, "nothing is listed to write");
-    // Until its next start, the proxier keeps a chooser chain that no Service needs.
+    // The proxier keeps an unneeded chooser chain until its next start.
     for number in [7, 8] {
         world.apply(slice_of(number, [1]));
     }
@@ -1289,7 +1289,7 @@ fn in_the_flat_layout_a_changed_endpoint_changes_only_elements() {
     );
 }
 
-/// Applies Services of every kind, some without endpoints.
+/// Applies 64 Services with all combinations of features, some without endpoints.
 fn all_kinds(world: &mut World) {
     for number in 0..64 {
         let is = |bit: u8| number & 1 << bit != 0;
@@ -1304,8 +1304,8 @@ fn all_kinds(world: &mut World) {
         };
         world.apply(Event::ServiceApplied(shaped(number, shape)));
         let hosts = if is(5) { 0 } else { number % 7 };
-        // Endpoints with odd numbers are on another node. If `is(1)`, all endpoints have odd
-        // numbers.
+        // Endpoints with odd numbers are on another node. With a load balancer (`is(1)`), a Service
+        // has only such endpoints.
         let hosts = (1..=hosts).map(|host| 2 * host - u16::from(is(1)));
         world.apply(slice_of(number, hosts));
     }
@@ -1328,8 +1328,8 @@ fn a_change_of_the_nftables_layout_is_one_transaction_in_each_direction() {
             world.lay_out(layout);
             let synced = world.sync();
             assert_eq!((synced.failures.len(), synced.pending), (0, 0));
-            // An old kernel keeps chains in use until the transaction ends, so a second transaction
-            // deletes them.
+            // An old kernel (before Linux 6.2) keeps chains in use until the transaction ends, so a
+            // second transaction deletes them.
             assert_eq!(world.made().len(), if is_old { 2 } else { 1 });
             assert!(uncommented(&world) == wanted, "{layout:?}");
             world.restart();
@@ -1347,8 +1347,8 @@ const SIZES: LayoutSizes = LayoutSizes {
     upstream_below: 3,
 };
 
-/// Creates a node without listed objects. The node's nftables layout depends on the number of
-/// Service ports.
+/// Creates a node whose layout depends on the number of Service ports, and for which no object has
+/// been listed yet.
 fn by_size(kernel: FakeKernel) -> World {
     let mut world = World::unlisted(kernel, Layout::Upstream);
     world.sizes = Some(SIZES);
@@ -1390,8 +1390,7 @@ fn crossing_a_service_port_limit_changes_the_layout_in_one_transaction() {
         assert_eq!(world.proxier.form(), Some(layout.form()));
         let wanted = content_of(layout, services);
         assert!(uncommented(&world) == wanted, "{services} {layout:?}");
-        // A restarted daemon adopts the layout, even if the number of Service ports is between the
-        // two numbers.
+        // A restarted daemon keeps the layout, even between the two numbers of Service ports.
         world.restart();
         world.sync();
         assert!(world.made().is_empty(), "{services} {layout:?}");
@@ -1416,7 +1415,7 @@ fn the_first_transaction_has_the_nftables_layout_for_the_number_of_services() {
 }
 
 #[test]
-fn the_nftables_layout_stays_while_the_initial_lists_are_incomplete() {
+fn the_nftables_layout_does_not_change_before_the_initial_lists_are_complete() {
     for (layout, listed) in [(Layout::Flat, 1), (Layout::Upstream, 9)] {
         let mut before = World::new(layout);
         (1..=4).for_each(|number| web(&mut before, number, [1]));
@@ -1427,7 +1426,7 @@ fn the_nftables_layout_stays_while_the_initial_lists_are_incomplete() {
         world.sync();
         assert_eq!(world.proxier.form(), Some(layout.form()));
         assert_eq!(world.served_and_refused(), (listed.max(4).into(), 0));
-        // Once the lists are complete, the number of Service ports decides the layout.
+        // Once the initial lists are complete, the number of Service ports determines the layout.
         world.list(true);
         (1..=listed).for_each(|number| web(&mut world, number, [1]));
         let synced = world.sync();
@@ -1468,7 +1467,8 @@ fn a_change_of_the_nftables_layout_keeps_services_that_are_not_listed_yet() {
         web(&mut world, 2, [3]);
         world.sync();
         assert_eq!(world.served_and_refused(), (2, 0));
-        // Until the lists are complete, the `services` chain leads to objects of both layouts.
+        // Until the initial lists are complete, the chain `services` leads to objects of both
+        // layouts.
         let services = world.content().chains["services"].1.clone();
         let leads = |to: &str| format!("{services:?}").contains(to);
         assert!(leads("endpoints-tcp-1") && leads("service-ips"));
@@ -1484,7 +1484,8 @@ fn a_change_of_the_nftables_layout_keeps_services_that_are_not_listed_yet() {
     }
 }
 
-/// After an invalid change, the kernel also refuses all further changes in the transaction.
+/// After a change that makes the table invalid, the kernel also refuses all further changes in the
+/// transaction.
 #[test]
 fn valid_changes_after_an_invalid_change_are_written() {
     for layout in LAYOUTS {
@@ -1519,8 +1520,8 @@ fn valid_changes_after_an_invalid_change_are_written() {
 /// The kernel does not delete a set while unwanted chains use it.
 #[test]
 fn a_set_with_a_wrong_key_type_is_replaced_although_unwanted_chains_use_it() {
-    // In the first case, chains of the other layout use the set. In the second case, the set is
-    // used by a chooser chain for a number of endpoints that no Service has.
+    // In the first case, the layout changes and a chain of the old layout uses the set. In the
+    // second case, a chooser chain that no Service needs uses the set.
     for (before, set) in [
         (Layout::Upstream, "nodeport-ips"),
         (Layout::Flat, "endpoints-tcp"),
@@ -1560,11 +1561,11 @@ fn walled(number: u16) -> Event {
     ))
 }
 
-/// During a change of the layout, the chain that checks source ranges (the guarding chain) stays
-/// until its replacement exists.
+/// During a change of the layout, a chain that checks source ranges (a guard) stays until its
+/// replacement exists.
 #[test]
 fn a_chain_that_checks_source_ranges_stays_until_its_replacement_is_written() {
-    // If `is_late`, the lists become complete only after the first writes.
+    // If `is_late`, the initial lists become complete only after the first writes.
     for (is_old, is_late) in [(false, false), (true, false), (false, true), (true, true)] {
         for (before, after, guards) in [
             (
@@ -1613,13 +1614,13 @@ fn a_chain_that_checks_source_ranges_stays_until_its_replacement_is_written() {
                     }
                 };
                 if world.sync().pending == 0 {
-                    // Unlike other chains, the external chain may be equal in both layouts. The
-                    // proxier then does not write it, so the kernel cannot refuse it.
+                    // The external chain may be equal in both layouts. Then the proxier does not
+                    // write it, so the kernel cannot refuse it.
                     assert_eq!(refused, "chain external-");
                     continue;
                 }
                 is_refused(&world);
-                // The guarding chain also stays while its replacement waits for a retry.
+                // The guards also stay while their replacement waits for a retry.
                 for _ in 0..20 {
                     world.now += Duration::from_secs(3);
                     world.settle();
@@ -1640,8 +1641,7 @@ fn a_chain_that_checks_source_ranges_stays_until_its_replacement_is_written() {
     }
 }
 
-/// Number of Services whose changes do not fit into one transaction, so that a plan contains only
-/// some of them.
+/// Number of Services whose changes do not fit into one transaction.
 const VERY_MANY: u16 = 5_000;
 
 #[test]
@@ -1671,7 +1671,7 @@ fn many_failed_writes_are_all_retried() {
 }
 
 #[test]
-fn a_cold_start_is_one_transaction_and_many_later_changes_are_split() {
+fn a_cold_start_takes_at_most_two_transactions_and_many_later_changes_are_split() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         for number in 1..=300 {
@@ -1679,7 +1679,7 @@ fn a_cold_start_is_one_transaction_and_many_later_changes_are_split() {
         }
         world.sync();
         let start = world.made().len();
-        // Later changes are divided into smaller transactions, so that no change waits long.
+        // Later changes are split into smaller transactions, so that no change waits long.
         for number in 301..=600 {
             web(&mut world, number, [1]);
         }
@@ -1732,7 +1732,7 @@ enum Step {
     Delete(u16),
     Endpoints(u16, Vec<u16>),
     Damage(u8),
-    /// The kernel notifies the proxier of a change, and the proxier reads the table.
+    /// The kernel notifies the proxier of a changed table, so the proxier reads the table.
     Told,
     Refuse(u16),
     Forgive,
@@ -1767,7 +1767,7 @@ fn shaped(number: u16, shape: Shape) -> Service {
     }
     if shape.is_balanced {
         service.ingress_ips = vec![[203, 0, 113, number.to_be_bytes()[1]].into()];
-        // Several Services have this load-balancer address.
+        // All Services with even numbers share this load-balancer address.
         if number.is_multiple_of(2) {
             service.ingress_ips.push([198, 51, 100, 1].into());
         }
@@ -1823,8 +1823,8 @@ fn layout() -> impl Strategy<Value = Layout> {
     prop_oneof![Just(Layout::Upstream), Just(Layout::Flat)]
 }
 
-/// Gives the endpoints of each Service port positions in sorted order. Otherwise, an endpoint's
-/// position depends on the order of events, which the test must ignore.
+/// Sorts the endpoints of each Service port over its positions. Otherwise, an endpoint's position
+/// depends on the order of events, which the test must ignore.
 fn sort_places(content: &mut Content) {
     let sets = content.sets.iter_mut();
     let maps = sets.filter(|(name, _)| name.starts_with("endpoints-"));
@@ -1845,8 +1845,8 @@ fn sort_places(content: &mut Content) {
     }
 }
 
-/// Removes the chooser chains from the content, and returns them. Two tables for the same Services
-/// may have different chooser chains, because unneeded chooser chains stay until the next start.
+/// Removes the chooser chains from the content, and returns them. They may differ between two
+/// tables for the same Services, because unneeded chooser chains stay until the next start.
 fn take_choosers(content: &mut Content) -> Vec<(Chain, Vec<Rule>)> {
     let names = content.chains.keys().filter(|name| is_chooser(name));
     let names: Vec<Name> = names.cloned().collect();
@@ -1903,8 +1903,8 @@ fn uncommented(world: &World) -> Content {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
-    /// After any sequence of events, the content of the table equals the content after a fresh
-    /// start.
+    /// Checks that after any sequence of events, the table has the same content as after a fresh
+    /// start with the same objects.
     #[test]
     fn any_event_sequence_ends_in_the_state_of_a_fresh_start(
         steps in proptest::collection::vec(step(), 0..30),

@@ -1,7 +1,8 @@
-//! The base of the layout `flat`: maps of endpoints, and rules that choose an endpoint.
+//! The base of the layout `flat`: maps with the endpoints of all Services, and rules that choose an
+//! endpoint.
 //!
-//! All base chains of this layout have type `nat`, even those that reject or drop packets. So only
-//! the first packet of a connection passes through these chains.
+//! All base chains of this layout have type `nat`, even those whose rules reject or drop packets.
+//! So only the first packet of a connection traverses them.
 
 use nftables_netlink::{DataType, Set, SetKind, TypeOf};
 use proxy::Protocol;
@@ -11,7 +12,7 @@ use crate::choice::{Chooser, FEW, Map};
 use crate::name::{CLUSTER_IPS, SERVICE_IPS};
 use kube_rules::nft::{ADDRESS_AND_PORT, DESTINATION, Sense, address_type};
 
-/// Protocols, in the order of their rules.
+/// Protocols, in the order of their rules in the chain `services`.
 const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
 
 pub(super) fn add(base: &mut Base, wanted: LayoutInput<'_>) {
@@ -24,8 +25,8 @@ pub(super) fn add(base: &mut Base, wanted: LayoutInput<'_>) {
         let line = to_cluster_ip.set_mark(config.masquerade_mark);
         Some(line.comment("masquerade all clusterIP traffic"))
     } else {
-        // Compares the source first. Packets from pods then need no look-up in the set of
-        // ClusterIPs.
+        // Matches the source before the destination, so that packets from pods need no look-up in
+        // the set of ClusterIPs.
         let outside = base.line().pod_traffic(Sense::IsNot, &config.detector);
         let comment = "masquerade clusterIP traffic from outside cluster";
         outside.map(|line| {
@@ -37,8 +38,8 @@ pub(super) fn add(base: &mut Base, wanted: LayoutInput<'_>) {
     };
     let mut rules: Vec<_> = masquerade.into_iter().collect();
     rules.push(base.line().verdict_by(ADDRESS_AND_PORT, SERVICE_IPS).rule());
-    // Adds one rule for each map of endpoints. If the map has no element for a packet, the packet
-    // continues with the next rule.
+    // Adds one rule for each map of endpoints. A packet for which the map has no element continues
+    // with the next rule.
     for protocol in PROTOCOLS {
         for count in 1..=FEW {
             rules.extend(choose(base, Chooser { protocol, count }));
@@ -50,7 +51,7 @@ pub(super) fn add(base: &mut Base, wanted: LayoutInput<'_>) {
     base.add_reject_chain("helper for @service-ips / @service-nodeports");
 }
 
-/// Adds the chain that chooses one of `count` endpoints.
+/// Adds the chain that chooses one of `chooser.count` endpoints.
 pub(super) fn add_chooser(base: &mut Base, chooser: Chooser) {
     let rules = choose(base, chooser).into_iter().collect();
     let name = chooser.name().into();

@@ -16,7 +16,8 @@ fn names_of_base_chains_and_sets_parse_to_their_keys() {
             let mut chains = chains.map(|(key, (chain, _))| (key, &chain.name));
             assert!(chains.all(|(key, name)| find_chain(name).as_ref() == Some(key)));
             if layout == Layout::Upstream {
-                // This configuration has all chains except the chain for localhost.
+                // This configuration has all fixed chains except the chain for NodePorts on
+                // localhost.
                 assert_eq!(base.chains.len(), CHAINS.len() - 1);
             }
         }

@@ -1,5 +1,5 @@
-//! The base of upstream's layout. It has maps of source ranges and of Services without endpoints.
-//! Rules in chains of type `filter` look up packets in these maps.
+//! The base of upstream's layout. It has maps of source ranges and of Services without endpoints,
+//! and chains of type `filter` that look up packets in these maps.
 
 use nftables_netlink::{ChainKind, Hook, Rule, SetKind};
 
@@ -61,8 +61,8 @@ fn add_maps(base: &mut Base) {
 }
 
 fn add_filter_chains(base: &mut Base) {
-    // The first constant has the chain that checks packets before DNAT (source ranges). The second
-    // has the chains that check packets after DNAT (missing endpoints, unused ports of ClusterIPs).
+    // `EARLY` checks source ranges before DNAT. `ONWARD` checks for missing endpoints and unused
+    // ports of ClusterIPs after DNAT.
     const EARLY: [&str; 1] = [FIREWALL_CHECK];
     const ONWARD: [&str; 2] = [SERVICES_CHECK, CLUSTER_IPS_CHECK];
     let chains: [(&'static str, Hook, i32, &[&'static str]); 5] = [

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use proxy::{IpFamily, Target};
 
-/// Endpoints in a fixed order, stored compactly because a node may have 500,000 endpoints.
+/// Endpoints in upstream's order, stored compactly because a node may have 500,000 endpoints.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Endpoints {
     V4(Box<[[u8; 6]]>),

@@ -3,8 +3,8 @@
 //! * If the port has only a ClusterIP, its endpoints become elements of shared maps.
 //! * Any other port has upstream's chains.
 //!
-//! This layout has no `filter` chains. So the port's chain or the map `service-ips` also has the
-//! verdict for packets that have no endpoint.
+//! This layout has no `filter` chains. So the verdict for packets without an endpoint is in the
+//! port's chain or in the map `service-ips`.
 
 use nftables_netlink::{Rule, Verdict};
 
@@ -19,7 +19,7 @@ impl ServedPort {
         self.affinity.is_none() && !self.is_reachable_from_outside()
     }
 
-    /// Returns the endpoints of the ClusterIP that the internal traffic policy admits.
+    /// Returns the endpoints that the internal traffic policy admits for packets to the ClusterIP.
     fn internal_endpoints(&self) -> &Endpoints {
         if self.internal_local {
             &self.local

@@ -14,14 +14,15 @@ fn restart_with(world: &mut World, localhost: LocalhostNodePorts) {
         localhost,
         ..config(world.layout, None)
     };
-    // Closes the open ports, because the relay of the previous process ended with that process.
+    // Closes the relay's open ports, because the relay of the previous process ended with that
+    // process.
     kernel.state().listening.clear();
     let lanes = Lanes::inline(|| kernel.clone());
     world.proxier = Proxier::new(config, node1(), lanes, world.now);
     world.made();
 }
 
-/// Returns a Service that has the same NodePort for TCP and UDP.
+/// Returns a Service that has the same NodePort number for TCP and UDP.
 fn exposed(number: u16) -> Service {
     let port = |name: &str, protocol| ServicePort {
         name: name.into(),
@@ -47,7 +48,7 @@ fn exposing(layout: Layout, localhost: LocalhostNodePorts) -> World {
     world
 }
 
-/// Returns the protocols whose NodePorts the rules reject on localhost.
+/// Returns the protocol numbers for which the rules reject NodePorts on localhost.
 fn refused(world: &World) -> Vec<u8> {
     let content = world.content();
     let elements = content.sets.get("localhost-nodeports");
@@ -82,7 +83,7 @@ fn node_ports_on_localhost_are_rejected_only_with_the_feature_gate() {
         restart_with(&mut world, LocalhostNodePorts::Off);
         assert_eq!(world.sync().pending, 0);
         assert_eq!(world.content(), plain.content(), "{layout:?}");
-        // The proxier deletes the elements of a deleted Service.
+        // After a Service is deleted, the proxier also deletes its elements for localhost.
         restart_with(&mut plain, LocalhostNodePorts::Refused);
         plain.sync();
         assert_eq!(refused(&plain), TCP_AND_UDP);
@@ -92,8 +93,8 @@ fn node_ports_on_localhost_are_rejected_only_with_the_feature_gate() {
     }
 }
 
-/// The element that rejects TCP packets on localhost must not survive the restart that adds
-/// localhost to the served addresses (kubernetes/kubernetes#142183).
+/// The element that rejects TCP packets on localhost must not survive a restart that adds localhost
+/// to `--nodeport-addresses` (kubernetes/kubernetes#142183).
 #[test]
 fn a_restart_with_localhost_in_nodeport_addresses_serves_node_ports_there() {
     for layout in LAYOUTS {
@@ -162,7 +163,7 @@ fn a_localhost_port_in_use_is_reported_and_other_ports_are_served() {
     assert_eq!(listening(&world).len(), 2);
 }
 
-/// Adds objects of upstream under names that this mode does not use:
+/// Adds upstream's objects for localhost, under names that this mode does not use:
 ///
 /// * a map that leads to chains which count and reject packets;
 /// * a chain that looks up this map.

@@ -1,5 +1,5 @@
-//! Tests of missing data about the node, a kernel that lacks memory, a table that cannot be read,
-//! and the preview of a plan.
+//! Tests of nftables mode with missing data about the node, a kernel that lacks memory, and a table
+//! that cannot be read. Also tests the preview of a plan.
 
 use futures::executor::block_on;
 use nftables_netlink::Set;
@@ -7,7 +7,7 @@ use proxy_nftables::Plan;
 
 use super::*;
 
-/// Returns the event of a Node object that has no address of the IP family.
+/// Returns an event with a Node object that has only an IPv6 address.
 fn without_address() -> Event {
     Event::NodeApplied(Node {
         name: "node1".into(),
@@ -50,7 +50,7 @@ fn node_ports_are_served_at_all_addresses_if_the_node_has_no_own_address() {
         assert_eq!(world.sync().pending, 0);
         assert_eq!(world.elements("nodeport-ips"), 1);
         assert_eq!(addresses(&world), 1);
-        // The Node object loses its address. The proxier keeps the address that it knew before.
+        // The Node object loses its address, and the proxier keeps the last known address.
         world.apply(without_address());
         assert_eq!(world.sync().pending, 0);
         assert_eq!(world.elements("nodeport-ips"), 1);
@@ -94,8 +94,8 @@ fn of_clients(world: &World) -> Vec<Set> {
         .collect()
 }
 
-/// Changes a set of session affinity clients with `what`, so that the set is of another kind. The
-/// proxier gets no notification.
+/// Changes a set of session affinity clients with `what`, so that it has a wrong type. The proxier
+/// gets no notification.
 fn make_other(table: &mut Content, what: fn(&mut Set)) {
     let mut sets = table.sets.values_mut().map(|(set, _)| set);
     what(sets.find(|set| set.name.starts_with("affinity-")).unwrap());
@@ -124,8 +124,8 @@ fn an_affinity_set_of_the_wrong_type_is_replaced() {
             let synced = world.damage(|table| make_other(table, kind));
             assert_eq!((synced.failures.len(), synced.pending), (0, 0));
             assert_eq!(world.content(), before);
-            // After a changed timeout, the proxier replaces the set only on a kernel that cannot
-            // change a timeout.
+            // The replaced set is a normal set: after a changed timeout, only a kernel that cannot
+            // change timeouts makes the proxier replace it.
             world.made();
             world.apply(with_affinity(1, 60));
             assert_eq!(world.sync().pending, 0);
@@ -146,8 +146,8 @@ fn an_affinity_set_of_the_wrong_type_does_not_disable_timeout_changes() {
     world.sync();
     make_other(world.kernel.state().table.as_mut().unwrap(), with_ports);
     world.apply(with_affinity(1, 60));
-    // The kernel refuses the write, so the proxier reads the table. There it finds the set of
-    // another kind.
+    // The kernel refuses the write, so the proxier reads the table, and finds the set of the wrong
+    // type.
     world.sync();
     world.now = world.proxier.next_due(world.now).unwrap_or(world.now);
     assert_eq!(world.settle().pending, 0);
@@ -180,8 +180,8 @@ fn if_the_kernel_lacks_memory_no_service_is_blamed_and_all_writes_are_retried() 
     assert_eq!(world.chains().len(), 20);
 }
 
-/// Notifies the proxier of a changed table ten times a second, for the duration `time`. Returns the
-/// number of reads of the table.
+/// Notifies the proxier of a changed table ten times a second, for the time `time`. Returns how
+/// often the proxier read the table.
 fn reads_within(world: &mut World, time: Duration) -> usize {
     let before = world.kernel.state().reads;
     let end = world.now + time;
@@ -202,7 +202,7 @@ fn reads_caused_by_other_programs_take_at_most_a_tenth_of_the_time() {
     world.kernel.state().reading = Duration::from_millis(20);
     world.sync();
     world.now += Duration::from_secs(1);
-    // Reads may take a tenth of the 20 s: 2 s. A read takes a little more than 20 ms.
+    // Reads may take a tenth of the 20 s, so 2 s. A read takes a little more than 20 ms.
     let reads = reads_within(&mut world, Duration::from_secs(20));
     assert!((10..=100).contains(&reads), "{reads}");
 }

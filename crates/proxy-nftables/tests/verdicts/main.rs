@@ -19,8 +19,8 @@ use proxy_nftables::{Config, Lanes, Layout, Proxier};
 use run::{Direction, Outcome, Packet, TableModel, outcome, outcomes};
 
 const NODE: [u8; 4] = [192, 168, 0, 10];
-/// Number of random values that the test tries for each packet. This number is a multiple of every
-/// Service's number of endpoints, so the rules choose each endpoint equally often.
+/// Number of values of `numgen` that the test tries for each packet. It is a multiple of each
+/// Service's number of endpoints, so that the rules choose each endpoint equally often.
 const TURNS: u32 = 12;
 
 // ---- addresses ----
@@ -32,7 +32,7 @@ fn net(family: IpFamily, octets: [u8; 4], len: u8) -> IpNet {
 
 // ---- Services ----
 
-/// Lists of endpoints that Services have. Endpoints with even numbers are on this node.
+/// Endpoint numbers of the tested Services. Endpoints with even numbers are on this node.
 const ENDPOINTS: [&[u8]; 6] = [&[], &[1], &[2], &[1, 2], &[1, 3, 5], &[1, 2, 3, 4]];
 /// Number of optional features of a Service. Each bit of a Service's number turns one feature on:
 /// affinity, NodePort and external IP, load balancer, source ranges, external policy, internal
@@ -81,8 +81,8 @@ fn add_service(model: &mut Model, family: IpFamily, number: u16) {
     if is(1) {
         service.external_ips = vec![own.external];
         if is(2) {
-            // Uses the address as an external IP and as a load-balancer IP. So the source ranges
-            // apply to it.
+            // Uses the same address as external IP and as load-balancer IP, so that the source
+            // ranges apply to both.
             service.external_ips.push(own.ingress);
         }
     }
@@ -262,15 +262,15 @@ fn compare(family: IpFamily, configs: &[(NodePortAddresses, bool)]) {
                 }
             }
         }
-        // Checks that each outcome occurred often enough.
+        // The test proves little unless each outcome occurs often.
         assert!(sent > 10_000 && dropped > 500 && rejected > 1_000);
         println!("{sent} sent, {dropped} dropped, {rejected} rejected");
     }
 }
 
-/// If the map lacks the element of an endpoint, the rules reject packets for which they chose this
-/// endpoint. The packets never reach the service address itself. The test covers the maps that
-/// rules of `services` look up, and the map that chooser chains look up.
+/// If the map lacks the element of an endpoint, the rules reject the packets for which they chose
+/// this endpoint. These packets never reach the service address itself. The test covers the maps in
+/// which rules of `services` and of chooser chains look up endpoints.
 #[test]
 fn packets_for_which_the_map_lacks_an_endpoint_are_rejected() {
     for family in IpFamily::ALL {

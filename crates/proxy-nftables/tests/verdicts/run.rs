@@ -29,7 +29,7 @@ pub(crate) struct Packet {
     pub(crate) port: u16,
 }
 
-/// Outcome of a packet after all chains.
+/// Outcome of a packet after it has traversed all chains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Outcome {
     Dropped,
@@ -62,7 +62,7 @@ struct Run<'a> {
     mark: u32,
     is_translated: bool,
     is_masqueraded: bool,
-    /// Random number that `numgen` returns for this packet.
+    /// Number that `numgen` returns for this packet.
     random: u32,
     has_chosen: bool,
     registers: [u8; 64],
@@ -100,7 +100,7 @@ impl TableModel {
         elements.remove(&element.key).unwrap();
     }
 
-    /// Adds an element again that [`take`](Self::take) removed.
+    /// Adds an element that [`take`](Self::take) has removed.
     pub(crate) fn put(&mut self, (map, element): &(Name, Element)) {
         let (_, elements) = self.content.sets.get_mut(map).unwrap();
         elements.insert(element.key.clone(), element.clone());
@@ -342,8 +342,8 @@ fn find<'a>(set: &'a AnonymousSet, key: &[u8]) -> Option<&'a Element> {
     last.filter(|element| !element.ends_interval)
 }
 
-/// Returns the outcome of a packet if `numgen` returns `random`. Also returns true if a rule used
-/// this random number.
+/// Returns the outcome of a packet if `numgen` returns `random`, and true if a rule used this
+/// number.
 pub(crate) fn outcome(table: &TableModel, packet: Packet, random: u32) -> (Outcome, bool) {
     let mut run = Run {
         content: &table.content,
@@ -393,7 +393,7 @@ pub(crate) fn outcome(table: &TableModel, packet: Packet, random: u32) -> (Outco
     (outcome, run.has_chosen)
 }
 
-/// Returns the outcomes of a packet over `turns` random numbers, each with the number of its
+/// Returns the outcomes of a packet for `turns` values of `numgen`, each with the number of its
 /// occurrences.
 pub(crate) fn outcomes(table: &TableModel, packet: Packet, turns: u32) -> BTreeMap<Outcome, u32> {
     let mut all = BTreeMap::new();
