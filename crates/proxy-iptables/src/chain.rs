@@ -129,7 +129,7 @@ impl fmt::Display for Chain {
     }
 }
 
-/// A chain that contains rules of all Services.
+/// A chain that contains rules of many Services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Shared {
     /// filter `KUBE-SERVICES`: rejects or drops packets to cluster IPs without endpoints.
@@ -139,7 +139,8 @@ pub enum Shared {
     FilterExternal,
     /// filter `KUBE-NODEPORTS`: accepts packets to health-check node ports.
     FilterNodePorts,
-    /// filter `KUBE-PROXY-FIREWALL`: drops packets from sources outside the source ranges.
+    /// filter `KUBE-PROXY-FIREWALL`: drops packets to load-balancer addresses from sources outside
+    /// the source ranges.
     FilterFirewall,
     /// nat `KUBE-SERVICES`: sends packets for a service address to the chain of its Service port.
     /// Its last rule is the jump for NodePorts.
@@ -149,7 +150,7 @@ pub enum Shared {
 }
 
 impl Shared {
-    /// All shared chains.
+    /// All chains that contain rules of many Services.
     pub const ALL: [Self; 6] = [
         Self::FilterServices,
         Self::FilterExternal,

@@ -10,7 +10,7 @@ use crate::saved::Saved;
 pub enum PartState {
     /// All rules of this mode, and the time that their read took.
     Rules(Box<Saved>, Duration),
-    /// Addresses of the node.
+    /// Addresses of this node's interfaces.
     Addresses(BTreeSet<IpAddr>),
 }
 

@@ -26,7 +26,7 @@ pub trait Kernel: Send + 'static {
         Instant::now()
     }
 
-    /// Returns the addresses of all interfaces, including loopback addresses.
+    /// Returns the addresses of all interfaces of this node, including loopback addresses.
     fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, Unreadable>;
 
     /// Passes each line of `iptables-save` to `line`, for one table or for all tables. Starts a
@@ -42,7 +42,7 @@ pub trait Kernel: Send + 'static {
     fn restore(&mut self, text: Input<'_>) -> Result<(), Refusal>;
 }
 
-/// Refusal of a write by iptables.
+/// Error of a restore that iptables refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct Refusal {

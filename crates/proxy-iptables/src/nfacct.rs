@@ -32,7 +32,7 @@ pub enum Counter {
 }
 
 impl Counter {
-    /// All counters.
+    /// All counters that this mode uses.
     pub const ALL: [Self; 2] = [Self::InvalidDropped, Self::LocalhostNodePorts];
 
     /// Returns upstream's name of the counter.

@@ -24,7 +24,7 @@ use crate::config::Config;
 use crate::port::{Content, OWN, RuleContext, ServedPort, Slot};
 use crate::saved::Leftovers;
 
-/// The next writes of this mode.
+/// The rules and chains that this mode writes or removes next.
 #[derive(Debug, Clone, Default)]
 pub struct Plan {
     pub(crate) config: Arc<Config>,
@@ -87,7 +87,7 @@ pub(crate) struct PortWrites {
     pub(crate) port: Option<Arc<ServedPort>>,
     /// Chains of the Service port to write, with their content.
     pub(crate) chains: BTreeMap<Chain, Content>,
-    /// Number of rules that writing `chains` removes and adds.
+    /// Number of rules that the plan deletes and adds by writing `chains`.
     pub(crate) rules: usize,
     pub(crate) slots: Vec<Change>,
 }

@@ -43,8 +43,7 @@ pub struct ServedAddress {
 /// Numbers of connections to one Service port since its rules were last written.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PortConnections {
-    /// Number of connections to each address. The addresses have the order of the rules, so the
-    /// cluster IP is first.
+    /// Number of connections to each address, in the order of the rules in `iptables-save`.
     pub addresses: Vec<(ServedAddress, u64)>,
     /// Number of connections to each endpoint, over all addresses.
     pub endpoints: Vec<(SocketAddr, u64)>,

@@ -59,7 +59,7 @@ impl Reader {
         }
     }
 
-    /// Returns the rules that the reader has found.
+    /// Returns this mode's rules and the leftovers in the lines read so far.
     pub fn finish(self) -> Saved {
         Saved {
             leftovers: self.others.finish(),

@@ -32,7 +32,7 @@ pub(crate) struct Tables {
 impl Tables {
     reconcile::tables!([base, slots, chains, disordered, leftovers]);
 
-    /// Creates empty tables.
+    /// Creates the record without wanted and actual rules.
     pub(crate) fn new(now: Instant) -> Self {
         let mut tables = Self::default();
         tables.begin(now);

@@ -40,7 +40,7 @@ const SERVICES_CHECK: &str = "service-endpoints-check";
 const FIREWALL_CHECK: &str = "firewall-check";
 const CLUSTER_IPS_CHECK: &str = "cluster-ips-check";
 
-/// Key of an object in the base.
+/// Key of an object in the base: its kind and its name.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum BaseKey {
     Table,
@@ -98,7 +98,7 @@ pub(crate) enum BaseValue {
     Chain(Option<BaseChain>, Content),
 }
 
-/// Definition of a base set, without the set's comment.
+/// Definition of a set in the base, without the set's comment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Definition {
     key: Vec<DataType>,

@@ -1,4 +1,4 @@
-//! Adapts the size of transactions to the kernel's speed.
+//! Limits the size of a transaction so that the kernel commits it in about 30 ms.
 
 use std::time::Duration;
 

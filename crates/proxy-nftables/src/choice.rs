@@ -96,7 +96,7 @@ pub(crate) struct Chooser {
 }
 
 impl Chooser {
-    /// Returns the name of the chain.
+    /// Returns the name of the chooser chain.
     pub(crate) fn name(self) -> String {
         format!("{CHOOSER}{}-{}", self.protocol.lower(), self.count)
     }
@@ -139,7 +139,7 @@ pub struct EndpointIndex {
 pub struct Choices(Option<Arc<Vec<(EndpointIndex, SocketAddr)>>>);
 
 impl Choices {
-    /// Numbers the endpoints in the given order.
+    /// Gives the endpoints positions in the given order.
     pub(crate) fn new(endpoints: impl ExactSizeIterator<Item = SocketAddr>) -> Self {
         let count = endpoints.len();
         let few = u8::try_from(count).ok();

@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::port::{Route, ServedPort, Slot};
 use crate::tables::Tables;
 
-/// Claims of all Services of one IP family.
+/// Claims (compiled ports) of all Services of one IP family.
 #[derive(Default)]
 pub(crate) struct Claims {
     /// Ports of each Service, sorted by owner. A Service may have thousands of ports.

@@ -25,8 +25,8 @@ pub(crate) enum SetMemory {
 }
 
 impl SetMemory {
-    /// Infers whether memory is reserved from two handles: of the set, and of the chain that adds
-    /// clients to the set.
+    /// Infers from two handles whether memory is reserved: the set's handle, and the handle of the
+    /// chain that adds clients to the set.
     ///
     /// - The kernel reports the same size for sets with and without reserved memory. But handles
     ///   show the order of creation.

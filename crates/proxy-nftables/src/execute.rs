@@ -50,7 +50,7 @@ impl Plan {
     }
 }
 
-/// State of the execution of one plan.
+/// Executor of one plan, with the outcomes so far.
 struct Executor<'a> {
     plan: &'a Plan,
     edits: Edits,

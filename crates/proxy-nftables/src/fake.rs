@@ -50,7 +50,7 @@ pub struct FakeState {
     pub refused_as_whole: Vec<String>,
     /// Reason why the fake refuses every transaction, or `None` if it accepts valid ones.
     pub held: Option<String>,
-    /// Largest number of changes in one transaction, or `None` for no limit.
+    /// Largest number of changes that the fake accepts in one transaction, or `None` for no limit.
     pub room: Option<usize>,
     /// Number of upcoming transactions that the fake commits, but whose replies are lost.
     pub lost: usize,
@@ -59,7 +59,7 @@ pub struct FakeState {
     pub no_memory_for: Vec<String>,
     /// Reason why the table cannot be read, or `None` if it can.
     pub unreadable: Option<String>,
-    /// Duration of each read, even if it fails.
+    /// Simulated duration of each read of the table, even of a failed read.
     pub reading: Duration,
     /// True if the fake behaves like Linux before 6.2:
     ///
@@ -82,7 +82,7 @@ pub struct FakeState {
     pub refusals: usize,
 }
 
-/// Content of the fake's table.
+/// Content of the fake's table: chains with rules, sets with elements, and counters.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Content {
     /// State of the table: active or dormant.

@@ -22,7 +22,7 @@ pub struct Localhost {
 #[derive(Debug, Clone, Default)]
 pub struct LocalhostPorts(Arc<Mutex<HashMap<SocketAddr, Port>>>);
 
-/// An open NodePort on localhost.
+/// A NodePort at which the relay listens on localhost.
 #[derive(Debug, Clone)]
 struct Port {
     /// Number that identifies the port in the relay.

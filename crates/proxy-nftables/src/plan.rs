@@ -40,7 +40,7 @@ pub struct Plan {
     /// Changes for Service ports, one entry per port, and deletions of shared elements that no port
     /// wants.
     pub(crate) parts: Vec<PortChanges>,
-    /// NodePorts on localhost to open, change or close.
+    /// NodePorts on localhost that the plan opens, updates or closes.
     pub(crate) listeners: Vec<LocalhostPort>,
     /// Unwanted objects that the plan deletes.
     pub(crate) stale: Vec<StaleObject>,
@@ -216,7 +216,7 @@ pub(crate) enum UnitOutcome {
     /// Not tried: the plan had reached its limit of transactions, or the kernel had refused an
     /// object that this unit needs.
     Untried,
-    /// The unit is deferred to the next plan.
+    /// The unit was deferred to the next plan.
     Later,
     /// The result of the unit is unknown, because the kernel's reply was lost.
     Unknown,
@@ -229,9 +229,9 @@ pub struct Outcomes {
     pub(crate) services_chain: UnitOutcome,
     /// Outcome of each entry of the plan's `parts`, in order.
     pub(crate) parts: Vec<UnitOutcome>,
-    /// Outcome of deleting each stale object.
+    /// Outcome of deleting each object in the plan's `stale`, in order.
     pub(crate) stale: Vec<UnitOutcome>,
-    /// Result of opening, changing or closing each NodePort on localhost.
+    /// Result of opening, updating or closing each NodePort in the plan's `listeners`, in order.
     pub(crate) listeners: Vec<Result<(), Arc<str>>>,
     /// Number of transactions that the kernel committed.
     pub(crate) taken: usize,
@@ -276,16 +276,16 @@ impl Outcomes {
     }
 }
 
-/// Part of a plan that succeeds or fails as a whole.
+/// A part of a plan that succeeds or fails as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum PlanUnit {
-    /// Unit with the objects that all Services need.
+    /// The objects that all Services need.
     Base,
-    /// Unit with the entry of the plan's `parts` at this index.
+    /// The Service port at this index of the plan's `parts`.
     Part(usize),
-    /// Unit with the chain `services`, while the layout changes.
+    /// The chain `services`, while the layout changes.
     ServicesChain,
-    /// Unit with the stale object at this index.
+    /// The unwanted object at this index of the plan's `stale`.
     Stale(usize),
 }
 

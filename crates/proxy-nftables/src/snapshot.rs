@@ -39,7 +39,7 @@ pub struct Snapshot {
     pub(crate) members: HashSet<Member>,
     /// Chains of Service ports, with the digests of their rules.
     pub(crate) chains: HashMap<Name, Content>,
-    /// Sets of session affinity clients, by name.
+    /// State of each set of session affinity clients, by the set's name.
     pub(crate) affinity: HashMap<Name, Clients>,
 }
 
@@ -47,7 +47,7 @@ pub struct Snapshot {
 pub enum PartContent {
     /// The nftables table, and the time that its read took.
     Table(Box<Snapshot>, Duration),
-    /// Addresses of the node.
+    /// Addresses of this node's interfaces.
     Addresses(BTreeSet<IpAddr>),
 }
 
@@ -63,7 +63,7 @@ pub(crate) struct SnapshotBuilder {
 }
 
 impl SnapshotBuilder {
-    /// Creates a builder without objects.
+    /// Creates a builder to which no object has been added.
     pub(crate) fn new(family: IpFamily) -> Self {
         Self {
             family,

@@ -39,7 +39,7 @@ fn is_of_localhost(key: &BaseKey) -> bool {
 #[derive(Default)]
 pub(crate) struct Tables {
     pub(crate) base: Entries<BaseKey, BaseValue, ()>,
-    /// Elements of the set of addresses that serve NodePorts.
+    /// Elements of the set `nodeport-ips`: addresses of the node that serve NodePorts.
     pub(crate) node_ports: Entries<IpAddr, (), ()>,
     pub(crate) slots: Entries<Slot, Route, Arc<Owner>>,
     /// Elements of shared sets. An element that several Service ports want has several owners.
@@ -56,7 +56,7 @@ pub(crate) struct Tables {
 impl Tables {
     reconcile::tables!([base, node_ports, slots, members, chains, affinity] listeners);
 
-    /// Creates tables without objects.
+    /// Creates the record without wanted and actual objects.
     pub(crate) fn new(now: Instant) -> Self {
         let mut tables = Self::default();
         tables.begin(now);

@@ -65,7 +65,7 @@ pub enum AddressField {
 }
 
 impl AddressField {
-    /// Returns the field's path in the API.
+    /// Returns the field's path in the API, such as `spec.externalIPs`.
     pub fn name(self) -> &'static str {
         match self {
             Self::ExternalIps => "spec.externalIPs",
@@ -188,7 +188,8 @@ impl Admission {
         self.refused.get(name).map_or(&[], |held| &held.refused)
     }
 
-    /// Returns the parts of all Services that exceed the limits, in arbitrary order.
+    /// Returns the parts of all Services that exceed the limits, with the Services' names, in
+    /// arbitrary order.
     pub(crate) fn excess(&self) -> impl Iterator<Item = (&NamespacedName, &Excess)> {
         let all = self.refused.iter();
         all.flat_map(|(name, held)| held.cut.excess.iter().map(move |one| (name, one)))

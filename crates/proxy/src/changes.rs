@@ -79,7 +79,7 @@ pub struct Trigger {
 /// probably lost objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MissingObjects {
-    /// Kind of the listed objects.
+    /// Kind of the objects in the list.
     pub kind: Kind,
     /// Number of objects that the list lacked.
     pub count: usize,

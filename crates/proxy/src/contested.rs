@@ -62,7 +62,7 @@ impl Ord for OverLimit {
     }
 }
 
-/// Reason why an address is contested.
+/// Reason why this node does not serve an address, or serves it with side effects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ContestReason {
     /// The model rejects the address, so the proxy does not serve it.

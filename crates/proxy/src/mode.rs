@@ -112,7 +112,7 @@ pub struct Drains {
     pub count: usize,
     /// Start of the oldest drain, or `None` if no start is known.
     pub oldest: Option<Instant>,
-    /// Details of the first draining endpoints by address.
+    /// Details of the draining endpoints that come first when sorted by address.
     pub first: Vec<DrainingEndpoint>,
     /// Longest duration of a drain, after which open connections are cut off. `None` if a drain
     /// lasts until the last connection ends.
@@ -130,7 +130,7 @@ pub struct DrainingEndpoint {
     pub since: Option<Instant>,
 }
 
-/// A notification that the kernel sends.
+/// A notification from the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Notice {
     /// An address was added to an interface, or its lifetime changed.
@@ -162,21 +162,22 @@ pub struct Standing {
     /// Number of entries that differ from the wanted state. Includes entries whose write was
     /// refused, and entries that wait for other entries or for the initial lists.
     pub pending: usize,
-    /// Number of pending entries whose last write the kernel refused.
+    /// Number of pending entries whose last write the kernel refused, so that they wait for a
+    /// retry.
     pub failing: usize,
 }
 
 /// Results of the worker threads since the last report.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
-    /// Number of writes that the kernel accepted.
+    /// Total number of writes that the kernel accepted.
     pub written: usize,
     /// Number of writes by kind of entry and by result, including refused writes.
     pub writes: Writes,
     /// Writes that failed or that the mode could not try. Their entries stay pending, and the mode
     /// retries the writes with back-off.
     pub failures: Vec<Failure>,
-    /// Number of tables whose rules `iptables-restore` refused.
+    /// Number of restores of rules (such as runs of `iptables-restore`) that failed.
     pub failed_restores: usize,
     /// Parts of the kernel's state that the mode cannot read. The mode keeps the last known state
     /// of these parts and retries the read with back-off. All other work continues.
@@ -307,10 +308,10 @@ impl Drift {
 /// Result of one sync of iptables mode.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct IptablesReport {
-    /// Number of wanted rules in the tables filter and nat, in this order. Ignores rules in chains
-    /// of other programs.
+    /// Number of wanted rules in table filter and in table nat, in this order. Rules in built-in
+    /// chains and other programs' chains do not count.
     pub wanted: [usize; 2],
-    /// Number of rules in the tables filter and nat that this sync wrote. `None` if the kernel
+    /// Number of rules that this sync wrote in table filter and in table nat. `None` if the kernel
     /// already had all rules.
     pub written: Option<[usize; 2]>,
     /// True if the sync compared all rules with the kernel's rules. False if it only wrote changes.

@@ -11,7 +11,7 @@ use crate::names::IpFamily;
 /// Facts about this node that affect the compilation of Services, for one IP family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeFacts {
-    /// The IP family of these facts.
+    /// IP family of the addresses and ranges in these facts.
     pub family: IpFamily,
     /// The node's name. An endpoint with this `nodeName` is local.
     pub name: Arc<str>,
@@ -24,8 +24,8 @@ pub struct NodeFacts {
     /// The node's address of this family, from `--bind-address` or its Node object. `None` if the
     /// address is unknown.
     pub ip: Option<IpAddr>,
-    /// Addresses of this family on every interface except `kube-ipvs0`. Excludes loopback addresses
-    /// and IPv6 link-local addresses.
+    /// Addresses of this family on the node's interfaces, without `kube-ipvs0`. Each mode decides
+    /// whether loopback and link-local addresses count.
     pub interface_addresses: BTreeSet<IpAddr>,
     /// True once the daemon has read the interfaces' addresses.
     pub has_addresses: bool,
@@ -137,7 +137,7 @@ impl NodeFacts {
     }
 }
 
-/// The addresses that serve NodePorts (`--nodeport-addresses`).
+/// The value of `--nodeport-addresses`, which selects the node's addresses that serve NodePorts.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum NodePortAddresses {
     /// Every address of the node, because `--nodeport-addresses` is not set.
@@ -145,7 +145,8 @@ pub enum NodePortAddresses {
     All,
     /// The node's own IP (`primary`).
     Primary,
-    /// Addresses in these networks. In a family without a network, all addresses serve NodePorts.
+    /// The node's addresses in these networks. In a family without a network, all addresses serve
+    /// NodePorts.
     Within(Vec<IpNet>),
     /// The node's own IP (`primary`), and addresses in these networks.
     PrimaryOrWithin(Vec<IpNet>),
@@ -158,9 +159,9 @@ pub enum Selection<'a> {
     All,
     /// The node's own IP of this family.
     Primary,
-    /// At least one network. The addresses in these networks serve NodePorts.
+    /// The node's addresses in these networks. The list has at least one network.
     Within(Vec<&'a IpNet>),
-    /// At least one network. The node's own IP and the addresses in these networks serve NodePorts.
+    /// The node's own IP, and its addresses in these networks. The list has at least one network.
     PrimaryOrWithin(Vec<&'a IpNet>),
 }
 

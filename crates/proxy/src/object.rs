@@ -95,7 +95,7 @@ impl Service {
         }
     }
 
-    /// Returns the cluster IP of a family.
+    /// Returns the cluster IP of a family, or `None` if the Service has none.
     pub fn cluster_ip(&self, family: IpFamily) -> Option<IpAddr> {
         self.cluster_ips
             .iter()
@@ -122,14 +122,14 @@ impl Service {
 pub struct ServiceAddress {
     /// The IP address of the Service or node.
     pub address: IpAddr,
-    /// The port that clients connect to.
+    /// The port to which clients connect.
     pub port: u16,
-    /// The transport protocol that clients use.
+    /// The transport protocol of the port.
     pub protocol: Protocol,
 }
 
 impl ServiceAddress {
-    /// Creates a Service address.
+    /// Combines an address, a port and a protocol.
     pub const fn new(address: IpAddr, port: u16, protocol: Protocol) -> Self {
         Self {
             address,
@@ -440,7 +440,7 @@ pub struct Node {
 pub struct ServiceCidr {
     /// The name of the ServiceCIDR.
     pub name: Arc<str>,
-    /// The networks of ClusterIPs (`spec.cidrs`).
+    /// The networks from which ClusterIPs are allocated (`spec.cidrs`).
     pub nets: Vec<IpNet>,
 }
 

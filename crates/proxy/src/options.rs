@@ -23,19 +23,19 @@ pub use balancing::{MaxConnections, SchedulerFlags, SlowStart, Weights};
 /// because the project owns no domain and `kubernetes.io` is reserved.
 pub const PREFIX: &str = "kube-proxy-ipvs/";
 
-/// The annotation that names a scheduler.
+/// The annotation that names the IPVS scheduler of a Service.
 pub const SCHEDULER: &str = "kube-proxy-ipvs/scheduler";
 
-/// The annotation that sets flags of the scheduler.
+/// The annotation that sets flags of the IPVS scheduler.
 pub const SCHEDULER_FLAGS: &str = "kube-proxy-ipvs/scheduler-flags";
 
-/// The annotation that limits the connections of each endpoint.
+/// The annotation that limits the number of connections to each endpoint.
 pub const MAX_CONNECTIONS: &str = "kube-proxy-ipvs/max-connections";
 
 /// The annotation that sets weights for endpoints on this node and in its zone.
 pub const WEIGHTS: &str = "kube-proxy-ipvs/weights";
 
-/// The annotation that sets the slow start of new endpoints.
+/// The annotation that sets the duration of the slow start of new endpoints.
 pub const SLOW_START: &str = "kube-proxy-ipvs/slow-start";
 
 /// Largest number of invalid annotations that the model stores for one Service.
@@ -45,7 +45,7 @@ const WRONG_MAX: usize = 4;
 /// value.
 const SHOWN_MAX: usize = 100;
 
-/// Description of an option: a row of the table.
+/// Description of one option: a row of the table [`ROWS`].
 #[derive(Debug)]
 pub struct OptionRow {
     /// The annotation's key.
@@ -84,7 +84,7 @@ macro_rules! options {
     ($($field:ident: $type:ty = {
         annotation: $annotation:ident, default: $default:literal, modes: $modes:expr, doc: $doc:literal,
     };)+) => {
-        /// All options.
+        /// All options that a Service can set by annotations.
         pub const ROWS: &[OptionRow] = &[$(OptionRow {
             annotation: $annotation,
             allowed: <$type as OptionValue>::allowed,
@@ -93,7 +93,7 @@ macro_rules! options {
             doc: $doc,
         }),+];
 
-        /// The options of a Service.
+        /// The options that annotations of a Service set. `None` for an option that is not set.
         #[derive(Debug, Clone, Default, PartialEq, Eq)]
         pub struct ServiceOptions {
             $(#[doc = $doc] pub $field: Option<$type>,)+

@@ -15,7 +15,7 @@ pub struct Owner {
     /// Creation time of the Service (`metadata.creationTimestamp`), in seconds since the epoch. A
     /// Service without this time counts as the youngest.
     pub created: i64,
-    /// The Service port that owns the entries.
+    /// Service, port name and protocol of the Service port.
     pub name: ServicePortName,
     /// Rank of the Service in the order of writes.
     pub rank: Rank,
@@ -35,7 +35,7 @@ pub enum Rank {
 }
 
 impl Rank {
-    /// Returns the rank of a Service.
+    /// Returns the rank of the Service with this name.
     pub fn of(service: &NamespacedName) -> Self {
         match (service.namespace(), service.name()) {
             ("default", "kubernetes") => Self::ApiServer,

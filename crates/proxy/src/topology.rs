@@ -42,7 +42,7 @@ pub struct Backends {
     /// True if an endpoint on any node can serve. If hints apply and no policy is Local, only
     /// endpoints with a hint for this node or zone count.
     pub any: bool,
-    /// Number of endpoints in any state.
+    /// Number of the port's endpoints on all nodes, in any state.
     pub total: usize,
 }
 
@@ -80,7 +80,7 @@ struct SliceEndpoint<'a> {
 }
 
 impl<'a> Endpoints<'a> {
-    /// Sorts the endpoints of a Service: O(n log n).
+    /// Collects and sorts the Service's endpoints of the node's IP family. Costs O(n log n).
     pub fn of(view: &ServiceView<'a>, node: &'a NodeFacts) -> Self {
         let slices: Vec<_> = view
             .slices()
@@ -141,7 +141,8 @@ impl<'a> Endpoints<'a> {
         found
     }
 
-    /// Returns all endpoints of a port in the order of its EndpointSlices: O(results).
+    /// Returns all endpoints of a port, sorted by address. An endpoint that several EndpointSlices
+    /// contain occurs several times.
     fn listed(&self, port: &ServicePort) -> Vec<Candidate<'a>> {
         let numbers = self.numbers.get(&(&*port.name, port.protocol));
         let numbers = numbers.into_iter().flatten();
@@ -149,7 +150,8 @@ impl<'a> Endpoints<'a> {
         let listed =
             listed.flat_map(|(places, number)| places.iter().map(move |at| (*at, *number)));
         let mut listed: Vec<(usize, u16)> = listed.collect();
-        // The endpoints of one EndpointSlice are already sorted.
+        // Costs little if only one EndpointSlice has the port, because its endpoints are already
+        // sorted.
         listed.sort_by_key(|(place, _)| *place);
         let listed = listed.into_iter();
         let candidates = listed.filter_map(|(place, number)| {
@@ -166,7 +168,7 @@ impl<'a> Endpoints<'a> {
         candidates.collect()
     }
 
-    /// Chooses the endpoints for `port`: O(its endpoints).
+    /// Chooses the endpoints that serve `port`. Costs O(endpoints of the port).
     pub fn serving(&self, port: &ServicePort) -> Backends {
         let candidates = self.candidates(port);
         let node = self.node;

@@ -7,9 +7,9 @@ pub enum EntryKind {
     VirtualServers,
     /// Destinations of virtual servers.
     Destinations,
-    /// ipsets.
+    /// ipsets of IPVS mode.
     Sets,
-    /// Members of ipsets.
+    /// Members of ipsets of IPVS mode.
     SetMembers,
     /// The link `kube-ipvs0`, which has the service addresses.
     Link,
@@ -20,9 +20,9 @@ pub enum EntryKind {
     Rules,
     /// Transactions that change an nf\_tables table.
     Table,
-    /// Listening ports of this process.
+    /// Ports on which this process listens.
     ListeningPorts,
-    /// Redirects to listening ports.
+    /// Rules that redirect packets to listening ports of this process.
     Redirects,
     /// Kernel entries that another mode wrote before it was replaced.
     Leftovers,
@@ -91,7 +91,7 @@ pub enum Fate {
 }
 
 impl Fate {
-    /// All results, in order.
+    /// All results of writes, in the order of reports.
     pub const ALL: [Self; 3] = [Self::Done, Self::Refused, Self::Unknown];
 
     /// Returns this result as the value of a metric's label.
@@ -143,7 +143,7 @@ impl Writes {
             .filter(|(_, _, count)| *count > 0)
     }
 
-    /// Returns the number of writes with a result, over all kinds of entries.
+    /// Returns the number of writes with this result, over all kinds of entries.
     pub fn sum(&self, fate: Fate) -> u64 {
         let all = EntryKind::ALL.into_iter();
         all.map(|subject| u64::from(self.count(subject, fate)))

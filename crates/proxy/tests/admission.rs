@@ -70,8 +70,7 @@ fn reached_at(addresses: &[&str]) -> Event {
     Event::ApiServerAt(all.collect())
 }
 
-/// Returns the served external IPs and load-balancer addresses of a Service, and the reasons for
-/// its rejected addresses.
+/// Returns the served external IPs of a Service, and the reasons for its rejected addresses.
 fn seen(model: &Model, of: &str) -> (Vec<String>, Vec<Refusal>) {
     let view = model.view(&name(of)).unwrap();
     let served = view.service.external_ips.iter();
@@ -112,8 +111,7 @@ fn a_cluster_ip_cannot_be_another_services_external_ip() {
             let refused = (vec!["192.0.2.1".to_owned()], vec![Refusal::ClusterIp]);
             assert_eq!(seen(&model, "thief"), refused);
             assert_eq!(model.service_at(ip("10.96.0.10")), Some(&name("victim")));
-            // The model reports no change if an event repeats the Service, or changes only its
-            // rejected addresses.
+            // The model reports no change if an event repeats a Service with rejected addresses.
             model.take_changes();
             add(&mut model, &thief);
             assert!(!model.has_changes());
@@ -258,7 +256,8 @@ fn the_api_servers_address_is_served_if_allowed_by_a_host_prefix() {
     assert_eq!(seen(&model, "kubernetes").1, []);
 }
 
-/// Checks that, after any sequence of events, the same Services are served at the same addresses.
+/// Checks that the served addresses depend only on the latest state of the Services, not on the
+/// sequence of events.
 #[test]
 fn the_order_of_events_does_not_change_the_served_addresses() {
     let addresses = ["10.96.0.1", "10.96.0.2", "10.96.0.3", "192.0.2.1"];
@@ -407,8 +406,8 @@ fn a_service_may_list_its_load_balancer_address_as_external_ip() {
     assert_eq!(model.refused_addresses().count(), 0);
 }
 
-/// Checks that a node port wins over another Service's external IP, for any age and order of the
-/// Services. The API server has assigned the node port to one Service only.
+/// Checks that a node port wins over another Service's external IP, regardless of the Services'
+/// ages and order. The API server has assigned the node port to one Service only.
 #[test]
 fn a_node_port_wins_over_an_external_ip_at_node_addresses() {
     let node = [ip("192.0.2.1"), ip("192.0.2.2")];
@@ -507,7 +506,7 @@ fn a_rejected_load_balancer_address_displaces_no_external_ip() {
         &claimant("balanced", 2, &[80], &[], &["10.96.0.3", "192.0.2.1"]),
     );
     assert_eq!(external(&model, "user"), [""; 0]);
-    // Another Service now has the address as its cluster IP.
+    // Each of the two addresses becomes the cluster IP of another Service.
     add(&mut model, &claimant("owner", 3, &[80], &[], &[]));
     let mut other = service("owner-of-2-1", "192.0.2.1", 80, &[]);
     other.ports.clear();

@@ -163,10 +163,10 @@ fn a_localhost_port_in_use_is_reported_and_other_ports_are_served() {
     assert_eq!(listening(&world).len(), 2);
 }
 
-/// Adds upstream's objects for localhost, under names that this mode does not use:
+/// Checks with objects like upstream's, under names that this mode does not use:
 ///
-/// * a map that leads to chains which count and reject packets;
-/// * a chain that looks up this map.
+/// * a chain that uses a counter for localhost, and a map that leads to this chain;
+/// * a chain that looks up packets in this map.
 #[test]
 fn upstreams_localhost_objects_are_removed_whatever_their_names() {
     use nftables_netlink::{Expression, LookupFor, Register, Set, SetKind, SetRef};

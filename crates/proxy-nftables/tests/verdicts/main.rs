@@ -35,8 +35,8 @@ fn net(family: IpFamily, octets: [u8; 4], len: u8) -> IpNet {
 /// Endpoint numbers of the tested Services. Endpoints with even numbers are on this node.
 const ENDPOINTS: [&[u8]; 6] = [&[], &[1], &[2], &[1, 2], &[1, 3, 5], &[1, 2, 3, 4]];
 /// Number of optional features of a Service. Each bit of a Service's number turns one feature on:
-/// affinity, NodePort and external IP, load balancer, source ranges, external policy, internal
-/// policy.
+/// session affinity, NodePort and external IP, load balancer, source ranges, external policy Local,
+/// internal policy Local.
 const BITS: u16 = 6;
 const SERVICES: u16 = 6 << BITS;
 
@@ -184,7 +184,7 @@ fn packets(family: IpFamily, service: u16) -> Vec<Packet> {
     } else {
         Protocol::Tcp
     };
-    // Sources: a pod on this node, an endpoint on this node, a client within the source ranges, and
+    // Sources: a pod on this node, an endpoint on this node, a client inside the source ranges, and
     // a client outside of them.
     let outside = [
         [10, 244, 1, 77],
@@ -241,8 +241,8 @@ fn other_packets(family: IpFamily) -> Vec<Packet> {
     packets
 }
 
-/// Checks that both layouts give all packets the same verdicts. Each entry of `configs` has the
-/// NodePort addresses, and true if the rules masquerade all traffic to ClusterIPs.
+/// Checks that both layouts give all packets the same verdicts, for each configuration in
+/// `configs`: the NodePort addresses, and whether rules masquerade all traffic to ClusterIPs.
 fn compare(family: IpFamily, configs: &[(NodePortAddresses, bool)]) {
     for (node_ports, masquerade_all) in configs {
         let [upstream, flat] = [Layout::Upstream, Layout::Flat]
