@@ -406,7 +406,7 @@ fn a_slow_canary_check_delays_no_change() {
 }
 
 #[test]
-fn manual_changes_are_repaired_each_sync_period() {
+fn rules_that_another_program_changed_are_repaired_each_sync_period() {
     let mut world = serving(2);
     let held = world.holds();
     let foreign = "-A KUBE-SERVICES -s 9.9.9.9/32 -j ACCEPT".to_owned();
@@ -544,7 +544,7 @@ fn a_stale_chain_that_another_program_uses_leaves_the_node_healthy() {
 }
 
 #[test]
-fn separate_restores_after_a_temporary_refusal_write_every_rule() {
+fn every_rule_is_written_after_a_temporary_refusal() {
     let mut world = World::new();
     world.kernel.state().refused = vec!["-j MASQUERADE".to_owned()];
     for number in 1..=3 {
@@ -1201,7 +1201,7 @@ fn a_shared_chain_with_drift_is_pending_until_its_repair() {
 }
 
 #[test]
-fn a_kernel_without_drift_is_not_written() {
+fn rules_without_drift_are_not_written_again() {
     let mut world = serving(2);
     world.sync();
     world.tick(Duration::from_mins(1));

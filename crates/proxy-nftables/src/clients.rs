@@ -18,9 +18,9 @@ pub(crate) struct Clients {
 pub(crate) enum SetMemory {
     /// The kernel sizes the set's hash table for the current number of clients.
     AsNeeded,
-    /// The kernel reserves memory for 131,072 buckets (2 MiB), even if the set is empty. Up to
-    /// version 0.1, this program created sets with a size, and the kernel reserves this memory for
-    /// such sets. The kernel releases the memory when an element is removed.
+    /// The kernel reserves memory for 131,072 buckets (1 MiB and a header, rounded up to 2 MiB),
+    /// even if the set is empty. It does so for sets with a size, which this program created up to
+    /// version 0.1. The kernel releases the memory when an element is removed.
     Reserved,
 }
 

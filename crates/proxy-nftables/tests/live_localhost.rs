@@ -222,8 +222,8 @@ impl World {
             .set_read_timeout(Some(Duration::from_millis(500)))
             .unwrap();
         let sent = socket.send(b"x").and_then(|_| socket.recv(&mut [0]));
-        // Accepts two errors: PermissionDenied, with which the rules fail the send, and
-        // ConnectionRefused from the ICMP message.
+        // Accepts two errors: PermissionDenied, if the rules make the send itself fail, and
+        // ConnectionRefused, after an ICMP message.
         let kinds = [ErrorKind::PermissionDenied, ErrorKind::ConnectionRefused];
         kinds.contains(&sent.unwrap_err().kind())
     }

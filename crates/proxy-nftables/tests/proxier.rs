@@ -1487,7 +1487,7 @@ fn a_change_of_the_nftables_layout_keeps_services_that_are_not_listed_yet() {
 /// After a change that makes the table invalid, the kernel also refuses all further changes in the
 /// transaction.
 #[test]
-fn valid_changes_after_an_invalid_change_are_written() {
+fn valid_services_are_written_although_other_services_make_the_table_invalid() {
     for layout in LAYOUTS {
         for guilty in [&[5][..], &[5, 17, 18], &[40]] {
             let mut world = World::new(layout);

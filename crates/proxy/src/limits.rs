@@ -44,8 +44,8 @@ pub const MAX_DESTINATIONS: usize = 100_000;
 pub const MAX_DESTINATIONS_OF_FEW: usize = 300_000;
 
 /// Largest number of endpoints of one Service port in one IP family. Kubernetes is tested with a
-/// tenth of this number. A limit is necessary, because the kernel searches all destinations of a
-/// virtual server for each added destination.
+/// tenth of this number. The limit protects IPVS mode: for each added destination, the kernel
+/// searches all destinations of the virtual server.
 pub const MAX_ENDPOINTS: usize = 50_000;
 
 /// Largest number of addresses × ports of one Service, in one IP family, up to which the limit

@@ -150,8 +150,8 @@ pub enum Notice {
 /// Progress of a mode: pending writes, and whether they succeed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// Time of the oldest change that the kernel does not have yet, or `None` if there is no such
-    /// change. Ignores an entry whose write failed for a reason that affects only this entry. The
+    /// Time of the oldest change that the kernel does not have yet, or `None` if it has all
+    /// changes. Does not count an entry that the kernel refuses for a reason of its own. The
     /// report's `failures` list such entries.
     pub pending_since: Option<Instant>,
     /// Time of the oldest pending change that affects clients, or of the last successful write,

@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_without_options_costs_one_pointer() {
+    fn a_service_without_options_needs_the_memory_of_one_pointer() {
         assert_eq!(size_of::<Option<Box<ServiceOptions>>>(), size_of::<usize>());
         assert_eq!(read(&[]), None);
         assert_eq!(read(&[("kube-proxy-ipvs/scheduler", "")]), None);

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_service_and_each_namespace_has_a_share() {
+    fn writes_above_the_share_of_a_service_or_namespace_have_a_lower_priority() {
         let [large, small, other] = [("a", "large"), ("a", "small"), ("b", "other")]
             .map(|(namespace, name)| NamespacedName::new(namespace, name));
         let mut shares = Shares::new(2);

@@ -122,7 +122,7 @@ fn endpoints_are_counted_per_ip_family() {
 }
 
 #[test]
-fn endpoints_without_a_port_are_not_counted() {
+fn endpoints_of_an_endpoint_slice_without_ports_are_not_counted() {
     let events = [
         service(&DUAL[..1], Some(31999)),
         slice("a", None, &["10.0.0.1@n1 ready"]),

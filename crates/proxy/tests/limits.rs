@@ -180,7 +180,7 @@ fn a_service_whose_cluster_ip_alone_exceeds_a_limit_loses_ports_and_endpoint_sli
 }
 
 #[test]
-fn the_limit_counts_source_ranges_for_each_load_balancer_address() {
+fn the_destination_limit_multiplies_source_ranges_by_ports_and_load_balancer_addresses() {
     let mut given = service(10, 5, 5);
     let nets = (0..4_000).map(|number| numbered(20, number).into());
     given.source_ranges = nets.collect();

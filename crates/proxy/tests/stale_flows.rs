@@ -387,7 +387,7 @@ fn the_cost_of_stale_flows_is_linear_in_the_frontends() {
 }
 
 #[test]
-fn flows_to_endpoints_of_either_claimant_are_not_stale() {
+fn a_flow_to_an_endpoint_of_any_service_at_its_address_is_not_stale() {
     let mut world = World::new(V4);
     world.tell([
         Event::ServiceApplied(service("one", "10.96.0.1", "192.0.2.1")),

@@ -249,7 +249,7 @@ fn with_endpoints<R>(
 }
 
 #[test]
-fn each_endpoints_verdict_has_a_reason() {
+fn each_verdict_states_why_an_endpoint_gets_traffic_or_not() {
     let unasked = "the Service has no traffic of this policy";
     let reachable = || Service {
         external_local: true,

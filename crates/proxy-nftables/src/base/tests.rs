@@ -3,7 +3,7 @@ use proxy::Protocol;
 use super::*;
 
 #[test]
-fn names_of_base_chains_and_sets_parse_to_their_keys() {
+fn names_of_chains_and_sets_in_the_base_parse_to_their_keys() {
     for layout in [Layout::Upstream, Layout::Flat] {
         for node_ports in [NodePortIps::All, NodePortIps::InSet] {
             let config = Config {

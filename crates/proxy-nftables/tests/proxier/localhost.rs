@@ -111,7 +111,7 @@ fn a_restart_with_localhost_in_nodeport_addresses_serves_node_ports_there() {
 }
 
 #[test]
-fn the_relay_applies_changes_to_endpoints_traffic_policy_and_affinity() {
+fn node_ports_on_localhost_follow_changes_to_endpoints_traffic_policy_and_affinity() {
     let mut world = exposing(Layout::Upstream, LocalhostNodePorts::Served);
     world.made();
     world.apply(slice_of(1, [1]));

@@ -11,8 +11,8 @@ pub(super) struct ListProgress {
     /// True once a list has completed. The flag stays true during later lists.
     pub(super) has_completed: bool,
     /// True once a complete list has contained every object in readable form. Stays true if an
-    /// object becomes unreadable later. In this case, the model has an older state of the object,
-    /// or the object is too new to have kernel entries.
+    /// object becomes unreadable later: the model then has an older state of the object, or the
+    /// object is too new to have kernel entries.
     pub(super) was_whole: bool,
     /// Names of known objects without an event since the last list began. At the end of a whole
     /// list (which contains every existing object), the model deletes these objects. Any other list

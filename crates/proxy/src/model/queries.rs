@@ -60,8 +60,8 @@ impl Model {
         self.service_cidrs.of(family)
     }
 
-    /// Returns the external and load-balancer addresses that the model rejects, each with its
-    /// Service, in arbitrary order.
+    /// Returns the rejected external and load-balancer addresses of all Services, each with its
+    /// Service's name, in arbitrary order.
     pub fn refused_addresses(&self) -> impl Iterator<Item = (&NamespacedName, &RefusedAddress)> {
         self.admission.refused()
     }
@@ -71,7 +71,8 @@ impl Model {
         self.admission.refused_to(name)
     }
 
-    /// Returns the parts of Services that exceed the [limits](crate::limits), in arbitrary order.
+    /// Returns the parts of all Services that exceed the [limits](crate::limits), each with its
+    /// Service's name, in arbitrary order.
     pub fn oversized(&self) -> impl Iterator<Item = (&NamespacedName, &Excess)> {
         self.admission.excess()
     }

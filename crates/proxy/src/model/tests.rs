@@ -368,7 +368,7 @@ fn service_cidrs_are_known_after_a_list_of_all_service_cidr_objects() {
     model.apply(Event::ServiceCidrDeleted("b".into()));
     assert!(changed(&mut model));
     assert_eq!(of(&model).unwrap(), [""; 0]);
-    // Complete ServiceCIDRs do not make the lists of Services, EndpointSlices and Nodes complete.
+    // A complete list of ServiceCIDRs does not make the lists of other kinds complete.
     assert!(!model.is_complete() && !model.is_node_listed());
 }
 
