@@ -43,7 +43,7 @@ const CLIENT_SHARE: usize = 32;
 /// Minimum time between two warnings about a client that has too many connections.
 const NOTICE_PERIOD: Duration = Duration::from_mins(10);
 
-/// Connections to all servers of this process.
+/// Connection slots that all servers of this process share.
 static ALL: LazyLock<Arc<ConnectionSlots>> = LazyLock::new(|| {
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let quarter = usize::try_from(files / 4).unwrap_or(usize::MAX);
@@ -53,7 +53,7 @@ static ALL: LazyLock<Arc<ConnectionSlots>> = LazyLock::new(|| {
     ))
 });
 
-/// Open connections, counted by server and client.
+/// Limits on connections, with the open connections of each server and client.
 #[derive(Debug)]
 pub(super) struct ConnectionSlots {
     most: usize,
@@ -129,13 +129,14 @@ impl ConnectionSlots {
         Arc::clone(&ALL)
     }
 
-    /// Returns a new number, which identifies a server.
+    /// Returns a new number that identifies one server in these slots.
     pub(super) fn server(&self) -> u64 {
         self.lock().number()
     }
 
-    /// Adds a connection of `client` to a server. If the client now has too many connections,
-    /// evicts its oldest idle connection. `what` is the server's name in the log.
+    /// Adds a connection of `client` to a server. If a limit is reached, evicts the oldest idle
+    /// connection of this client or of the client with the most connections. `what` is the server's
+    /// name in the log.
     pub(super) fn admit(
         self: &Arc<Self>,
         server: u64,
@@ -166,7 +167,8 @@ impl ConnectionSlots {
         }
     }
 
-    /// Evicts one connection. Called if the process has no free file descriptor.
+    /// Evicts a connection of the client with the most connections. The server calls this function
+    /// after a failed `accept`, usually for lack of file descriptors.
     pub(super) fn make_room(&self) {
         self.lock().shrink();
     }

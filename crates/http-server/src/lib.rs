@@ -77,7 +77,7 @@ impl<F: Fn(&Parts) -> Answer + Send + Sync + 'static> Respond for F {
 /// An HTTP response.
 pub type Answer = Response<Full<Bytes>>;
 
-/// Creates a response. Its headers forbid browsers to guess a different content type.
+/// Creates a response. Its header `nosniff` forbids browsers to guess another content type.
 pub fn answer(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Answer {
     let mut answer = Response::new(Full::new(body.into()));
     *answer.status_mut() = status;
@@ -96,7 +96,7 @@ pub fn text(status: StatusCode, body: impl Into<Bytes>) -> Answer {
     answer(status, "text/plain; charset=utf-8", body)
 }
 
-/// Creates the response to a client without access. The server then closes the connection.
+/// Creates the response 403 to a client without access. The server then closes the connection.
 fn refused(why: &str) -> Answer {
     let mut answer = text(StatusCode::FORBIDDEN, why.to_owned() + "\n");
     let close = HeaderValue::from_static("close");
@@ -104,7 +104,7 @@ fn refused(why: &str) -> Answer {
     answer
 }
 
-/// Creates the response for a path that does not exist.
+/// Creates the response 404 for an unknown path, with the same text as Go's HTTP server.
 pub fn not_found() -> Answer {
     text(StatusCode::NOT_FOUND, "404 page not found\n")
 }

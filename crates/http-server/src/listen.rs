@@ -9,8 +9,8 @@ use tokio::net::{TcpListener, TcpSocket};
 /// own limit may be lower (`net.core.somaxconn`).
 const BACKLOG: u32 = 1024;
 
-/// Listens on an address. As in Go, `0.0.0.0` and `::` stand for all addresses of both IP families,
-/// if the kernel supports both.
+/// Opens a listening socket. As in Go, `0.0.0.0` and `::` stand for all addresses of both IP
+/// families, if the kernel supports both.
 pub(super) fn listen(at: SocketAddr) -> io::Result<TcpListener> {
     if !at.ip().is_unspecified() {
         return listen_on(at, Unspecified::Both);
@@ -40,7 +40,8 @@ pub enum Unspecified {
     V6Only,
 }
 
-/// Listens on an address.
+/// Opens a listening socket on an address. If the address is `::`, `unspecified` selects the IP
+/// families.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! The thread that responds to HTTP requests. The thread never accesses the kernel's tables, so it
+//! The thread that responds to HTTP requests. It never reads or writes kernel entries, so it
 //! responds to a probe even while the daemon's loop is busy.
 
 use std::io;
@@ -6,7 +6,8 @@ use std::io;
 use tokio::runtime::{Builder, EnterGuard, Handle};
 use tokio::sync::oneshot;
 
-/// A thread with its own runtime. Dropping the value ends the thread and all its tasks.
+/// A thread with its own tokio runtime, for HTTP servers. Dropping the value ends the thread and
+/// all its tasks.
 #[derive(Debug)]
 pub struct HttpThread {
     runtime: Handle,

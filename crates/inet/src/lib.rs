@@ -63,12 +63,13 @@ impl Protocol {
         self as u8
     }
 
-    /// Returns the protocol that has this IANA number, if Services support it.
+    /// Returns TCP, UDP or SCTP by its IANA number, or `None` for another number.
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|p| p.number() == number)
     }
 
-    /// Returns the protocol that has this name in lower case, as in iptables rules.
+    /// Returns the protocol by its lower-case name, as in iptables rules, or `None` for another
+    /// name.
     pub fn from_lower(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|p| p.lower() == name)
     }

@@ -80,7 +80,7 @@ impl SocketLocations {
         SocketAddr::from_abstract_name(&self.name)
     }
 
-    /// Binds the socket.
+    /// Binds the socket file or, if its directory cannot be used, the abstract name.
     ///
     /// # Errors
     ///
@@ -115,7 +115,8 @@ impl SocketLocations {
         io::Error::new(io::ErrorKind::AddrInUse, text)
     }
 
-    /// Creates the directory, which only this user and root can access.
+    /// Creates the socket directory, which only this user and root can access. Fails if another
+    /// user owns it, or if it is not writable.
     fn own_folder(&self) -> io::Result<()> {
         if let Some(parent) = self.folder.parent() {
             fs::create_dir_all(parent)?;
@@ -253,7 +254,7 @@ impl std::fmt::Display for SocketLocations {
     }
 }
 
-/// Returns true for root, and for the user of this process.
+/// Reports whether a socket's user is root or the user of this process.
 fn is_trusted(user: u32) -> bool {
     user == 0 || user == geteuid().as_raw()
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use footprint::Footprints;
 use proxy::LocalDetector;
 
-/// Settings of the userspace mode for one family.
+/// Settings of userspace mode for one IP family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// Detector of packets from pods on this node.

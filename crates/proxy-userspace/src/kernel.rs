@@ -96,8 +96,8 @@ pub struct UserspaceKernel {
 }
 
 impl UserspaceKernel {
-    /// Creates the access for one IP family, with redirects in iptables. [`Iptables::check`] must
-    /// have succeeded.
+    /// Creates access to the kernel for one IP family, with redirects in iptables.
+    /// [`Iptables::check`] must have succeeded.
     pub fn with_iptables(family: IpFamily, iptables: Iptables, relay: Relay) -> Self {
         let redirect = Box::new(IptablesRedirect::new(family, iptables));
         Self::new(family, redirect, relay)
@@ -114,7 +114,8 @@ impl UserspaceKernel {
         }
     }
 
-    /// Excludes addresses on the links of these modes from the addresses of the node.
+    /// Excludes service addresses from the node's addresses: those on links that these modes
+    /// create.
     #[must_use]
     pub fn among(mut self, modes: Footprints) -> Self {
         self.links = footprint::links(modes);
@@ -128,8 +129,8 @@ impl UserspaceKernel {
         self
     }
 
-    /// Creates the access for one IP family, with redirects in an nf\_tables table. Needs no
-    /// iptables program and no kernel module of iptables.
+    /// Creates access to the kernel for one IP family, with redirects in an nf\_tables table. Needs
+    /// no iptables program and no iptables kernel module.
     ///
     /// # Errors
     ///
@@ -143,8 +144,8 @@ impl UserspaceKernel {
         Ok(Self::new(family, redirect, relay))
     }
 
-    /// Opens a port on all addresses. If `number` is 0, the operating system chooses the port
-    /// number.
+    /// Opens a listening port on all addresses of this IP family. If `number` is 0, the kernel
+    /// chooses the port number.
     fn open_at(
         &self,
         number: u16,
@@ -168,8 +169,8 @@ impl UserspaceKernel {
         avoided: &HashSet<(Protocol, u16)>,
     ) -> Result<ListeningPort, SocketError> {
         let (name, protocol) = (listener.name.to_string().into(), listener.name.protocol);
-        // Closes unsuitable ports only after the search. If they were closed earlier, the operating
-        // system would choose them again.
+        // Closes unsuitable ports only after the search. If they were closed earlier, the kernel
+        // could choose them again.
         let mut left = Vec::new();
         let found = loop {
             match self.open_at(0, transport, &name, serving) {

@@ -80,7 +80,8 @@ pub struct RedirectTarget {
     /// Address of the node to which rules redirect packets from other hosts. If `None`, rules
     /// redirect only packets from the node itself.
     pub via: Option<IpAddr>,
-    /// Port for packets from other hosts. All three port numbers are 0 until the ports are open.
+    /// Port for packets from other hosts. Each of the three port numbers is 0 until its port is
+    /// open.
     pub outside: u16,
     /// Port for packets from this node's pods.
     pub pods: u16,
@@ -89,7 +90,7 @@ pub struct RedirectTarget {
 }
 
 impl RedirectTarget {
-    /// Returns the port numbers, without duplicates.
+    /// Returns the numbers of the three listening ports, without duplicates.
     pub fn ports(&self) -> impl Iterator<Item = u16> + use<> {
         let ports = [self.outside, self.pods, self.node];
         let [outside, pods, node] = ports;
@@ -100,7 +101,7 @@ impl RedirectTarget {
         [outside].into_iter().chain(others.into_iter().flatten())
     }
 
-    /// True if all ports are open.
+    /// True if all three listening ports are open.
     pub fn is_open(&self) -> bool {
         self.ports().all(|port| port != 0)
     }
@@ -142,8 +143,8 @@ pub struct Refusal {
 pub enum RefusalMeaning {
     /// One of the written objects is invalid, so other writes may succeed.
     One,
-    /// No written object is invalid. The cause is general, so every other write would fail now,
-    /// too.
+    /// No written object is invalid. The cause is general, such as a held lock, so every write
+    /// would fail now.
     None,
 }
 
@@ -172,7 +173,7 @@ pub enum Outcomes {
 #[derive(Debug, Clone, Default)]
 pub struct RedirectOutcomes {
     /// Refusal of the rules that do not depend on Services, or `None` if the kernel accepted them.
-    /// If this write fails, all changes fail, too.
+    /// If this write fails, all changes fail.
     pub base: Option<Refusal>,
     /// Refusals of changes, each with the index of its change in the plan.
     pub changes: Vec<(usize, Refusal)>,
@@ -188,7 +189,7 @@ impl RedirectOutcomes {
 }
 
 impl Redirects {
-    /// True if the plan has no change.
+    /// True if the plan neither writes nor removes rules.
     pub fn is_empty(&self) -> bool {
         self.base.is_none()
             && self.extent == Extent::Changes

@@ -12,8 +12,8 @@
 //! * Which clients may connect: all, or only those in the source ranges?
 //!
 //! A Service port has one listening port for each kind that its portals need. Most Service ports
-//! need one kind. The listening port determines the kind, so the relay need not query a
-//! connection's original destination.
+//! need one kind. So the listening port alone tells the relay which endpoints and clients to allow,
+//! without the connection's original destination.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};

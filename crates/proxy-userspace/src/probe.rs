@@ -9,8 +9,8 @@ use proxy::{IpFamily, Protocol};
 /// ([`Iptables::choose_loading`]).
 pub const MODULES: [&str; 4] = ["ipt_tcp", "ipt_udp", "ipt_mark", "ipt_DNAT"];
 
-/// Writes rules into an unused chain, and removes them again. Together, these rules have each match
-/// and target that all clusters need.
+/// Tests the kernel with rules in an unused chain, and removes them again. Together, these rules
+/// have each match and target that all clusters need.
 ///
 /// # Errors
 ///

@@ -415,7 +415,7 @@ impl Userspace {
     }
 }
 
-/// Returns the ports to which the redirects in running plans lead.
+/// Returns the ports to which redirects lead in plans that a lane is writing now.
 fn being_used(state: &State) -> HashSet<(Protocol, u16)> {
     let changes = state.in_flight().flat_map(|plan| match plan {
         Plan::Redirects(redirects) => redirects.changes.as_slice(),
@@ -426,7 +426,7 @@ fn being_used(state: &State) -> HashSet<(Protocol, u16)> {
         .collect()
 }
 
-/// Counts a successful write of an entry of this kind.
+/// Counts one successful write of this kind of entry in the report.
 fn count(state: &mut State, subject: EntryKind) {
     state.report.written += 1;
     state.report.writes.add(subject, Fate::Done, 1);
@@ -546,15 +546,15 @@ impl engine::Scheme for Userspace {
             (Plan::Redirects(plan), Outcomes::Redirects(written)) => {
                 self.settle_redirects(state, plan, written);
             }
-            // Cannot occur: a lane (worker thread) never gets the plan of another lane.
+            // Cannot occur: a lane (worker thread) returns only outcomes of its own plans.
             _ => {}
         }
     }
 
     fn as_done(plan: &Plan) -> Outcomes {
         match plan {
-            // Uses invented port numbers in the preview, because the operating system chooses the
-            // real numbers when the ports open.
+            // Invents port numbers for the preview, because the kernel chooses the real numbers
+            // when the ports open.
             Plan::Sockets(sockets) => Outcomes::Sockets(
                 (1..=u16::MAX)
                     .cycle()

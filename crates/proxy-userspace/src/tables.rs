@@ -83,8 +83,7 @@ impl Tables {
     /// pending. For example, the new port has no endpoint yet. The old port may belong to the same
     /// Service, or to the previous owner of the address.
     pub(crate) fn is_early(&self, change: &Change) -> bool {
-        // Returns early in the usual case, also at the end of a start: no change of a listening
-        // port is pending.
+        // Returns early in the usual case: no change of a listening port is pending.
         if self.sockets.pending_len() == 0 {
             return false;
         }

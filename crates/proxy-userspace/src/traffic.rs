@@ -1,4 +1,4 @@
-//! Counters and endpoints of all open listening ports. Code on other threads reads them.
+//! Counters and endpoints of all open listening ports, for readers on other threads.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -69,7 +69,8 @@ impl Traffic {
         ports.into_iter().map(read).collect()
     }
 
-    /// Returns the owner and the endpoints of an open port, if any.
+    /// Returns the Service port and the endpoints of an open listening port, or `None` if the port
+    /// is not open.
     pub fn listening(
         &self,
         family: IpFamily,

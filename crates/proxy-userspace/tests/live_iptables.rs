@@ -1,5 +1,4 @@
-//! Tests of userspace mode with real packets on a real kernel. Rules of iptables redirect the
-//! packets.
+//! Tests of userspace mode with real packets on a real kernel. iptables rules redirect the packets.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod support;

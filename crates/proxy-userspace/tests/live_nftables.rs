@@ -1,4 +1,4 @@
-//! Tests of userspace mode with real packets on a real kernel. A table of nf_tables redirects the
+//! Tests of userspace mode with real packets on a real kernel. An nf_tables table redirects the
 //! packets.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
@@ -67,8 +67,8 @@ fn nft_lists_the_table_and_drift_in_it_is_repaired() {
             "fib daddr type local dnat to meta l4proto . th dport map @nodeports-node comment",
         ] {
             let is_there = listed.contains(part);
-            // Accepts the output of older versions of `nft`, too. They print a comment at the end
-            // of the line, and `dnat ip to` instead of `dnat to`.
+            // Accepts the output of older versions of `nft`. They print a comment at the end of the
+            // line, and `dnat ip to` instead of `dnat to`.
             let plain = part.split(" comment").next().unwrap();
             let other = plain.replace("dnat to", "dnat ip to");
             assert!(

@@ -28,10 +28,10 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// Duration of each measurement.
 const TIME: Duration = Duration::from_secs(3);
 
-/// Number of idle connections.
+/// Number of idle connections whose memory is measured.
 const IDLE: usize = 10_000;
 
-/// Number of descriptors that this process needs for other purposes.
+/// Number of descriptors that this process needs besides those of connections.
 const OTHERS: usize = 100;
 
 /// Number of clients that connect in parallel.
@@ -96,7 +96,8 @@ fn connect(at: SocketAddr) -> TcpStream {
     client
 }
 
-/// Runs a client, and prints its number of rounds per second.
+/// Runs a client, and prints its result: connections, bytes or round trips per second, or the
+/// number of idle connections.
 fn client(at: SocketAddr, what: &str, count: usize) {
     let start = Instant::now();
     match what {

@@ -11,7 +11,7 @@ use ipnet::IpNet;
 
 use super::recent::Recent;
 
-/// Largest number of clients that one listening port remembers.
+/// Maximum number of clients whose endpoint one listening port remembers for session affinity.
 const MOST_CLIENTS: usize = 65_536;
 
 /// Endpoints of a listening port, with its affinity and its allowed clients.
@@ -50,7 +50,7 @@ pub(crate) enum Choice {
     Another,
 }
 
-/// Round-robin state of one listening port.
+/// Round-robin position and session affinity of one listening port.
 pub(crate) struct Balance {
     serving: Arc<PortBackends>,
     next: usize,
@@ -70,7 +70,8 @@ impl Balance {
         balance
     }
 
-    /// Replaces the endpoints. A client keeps its endpoint if the port still has this endpoint.
+    /// Replaces the endpoints. A client keeps an endpoint that the port still has, unless the
+    /// affinity timeout changes.
     pub(crate) fn update(&mut self, serving: Arc<PortBackends>) {
         if serving.affinity != self.serving.affinity {
             let of = |ttl| Recent::new(ttl, MOST_CLIENTS);
@@ -83,7 +84,8 @@ impl Balance {
         &self.serving
     }
 
-    /// Chooses the endpoint for the next connection of a client.
+    /// Chooses the endpoint for the next connection of a client. Returns `None` if the port has no
+    /// endpoints.
     pub(crate) fn pick(
         &mut self,
         client: IpAddr,

@@ -26,7 +26,8 @@ pub(crate) struct Peer {
 /// A UDP socket that reports the destination address of each datagram.
 pub(crate) struct Datagrams(UdpSocket);
 
-/// Makes a socket report the destination address of each datagram.
+/// Makes a socket report the destination address of each datagram (`IP_PKTINFO`,
+/// `IPV6_RECVPKTINFO`).
 pub(crate) fn want_destination(socket: &Socket, at: SocketAddr) -> io::Result<()> {
     match at {
         SocketAddr::V4(_) => setsockopt(socket, Ipv4PacketInfo, &true)?,
@@ -51,7 +52,8 @@ impl Datagrams {
         self.0.try_io(Interest::READABLE, receive)
     }
 
-    /// Sends a datagram to a peer. Returns `WouldBlock` if the buffer is full.
+    /// Sends a datagram from the peer's `own` address to its client. Returns `WouldBlock` if the
+    /// socket's send buffer is full.
     pub(crate) fn send(&self, to: Peer, bytes: &[u8]) -> io::Result<usize> {
         send(&self.0, to, bytes)
     }

@@ -16,8 +16,8 @@ use tracing::{info, warn};
 pub(crate) const OPEN: &str =
     "as many files are open as may be: raise the limit (LimitNOFILE, `ulimit -n`)";
 
-/// Number of descriptors that the relay leaves to the rest of the process. If this number is more
-/// than half of the limit of open files, the relay leaves half of the limit.
+/// Number of descriptors that the relay leaves to the rest of the process, but at most half of the
+/// limit of open files.
 const RESERVE: usize = 256;
 
 /// Largest limit of open files that the relay sets. This is Linux's default for the largest limit
@@ -35,7 +35,7 @@ const QUIET: Duration = Duration::from_mins(1);
 #[derive(Debug, Clone)]
 pub(crate) struct Free(Arc<Semaphore>, usize);
 
-/// Descriptors of a relay, and its limit of connections.
+/// Limits of a relay's descriptors and connections, with the state of the warning about a lack.
 pub(crate) struct Descriptors {
     free: Free,
     connections: Arc<Semaphore>,
@@ -128,7 +128,8 @@ impl Descriptors {
         all.acquire_many_owned(count).await.ok()
     }
 
-    /// Waits until the limit allows one more connection.
+    /// Waits until the limit allows one more connection, and returns the permit. Logs if it must
+    /// wait.
     pub(crate) async fn take_connection(&self) -> Option<DescriptorPermit> {
         let all = Arc::clone(&self.connections);
         if let Ok(held) = Arc::clone(&all).try_acquire_owned() {
@@ -139,7 +140,8 @@ impl Descriptors {
         all.acquire_owned().await.ok()
     }
 
-    /// Pauses, because the kernel has refused a descriptor.
+    /// Logs that the kernel has refused a descriptor, and pauses. Each further refusal doubles the
+    /// pause.
     pub(crate) async fn back_off(&self, error: &io::Error) {
         let [_, longest] = PAUSES;
         let pause = self.pause.get();

@@ -11,8 +11,8 @@ use super::descriptors::DescriptorPermit;
 use super::shares::ClientPlace;
 use super::traffic::CountedConnection;
 
-/// Key of a flow: the number of its listening port, the client's address and port, and the local
-/// address to which the client sends.
+/// Key of a flow: the relay's number for the listening port, the client's address and port, and the
+/// local address to which the client sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct FlowKey {
     pub(crate) port: u64,
@@ -30,7 +30,8 @@ pub(crate) struct Flow {
 }
 
 impl Flow {
-    /// Creates a flow. Its task `answers` forwards the endpoint's replies.
+    /// Creates a flow. Dropping the flow aborts the task `answers`, which forwards the endpoint's
+    /// replies.
     pub(crate) fn new(
         endpoint: SocketAddr,
         socket: Rc<UdpSocket>,

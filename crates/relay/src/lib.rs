@@ -7,7 +7,8 @@
 //!     open: the caller makes the socket               port, connection, and UDP flow
 //! ```
 //!
-//! The relay runs on one thread, so it needs no locks. Callers that send orders never wait.
+//! The relay runs on one thread, so it needs no locks. Callers send orders through a channel, and
+//! wait only in [`Relay::finish`].
 //!
 //! All memory is bounded:
 //!
@@ -79,7 +80,7 @@ pub struct ListeningPort {
     pub counters: Arc<PortCounters>,
 }
 
-/// The relay's thread has ended, so the relay forwards no traffic.
+/// Error of an order to a relay whose thread has ended. The relay forwards no traffic any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the relay has ended; its cause is on standard error")]
 pub struct RelayEnded;
@@ -105,7 +106,7 @@ enum Order {
     Finish(Duration, mpsc::Sender<usize>),
 }
 
-/// A port that is being opened.
+/// Properties of a port whose socket the caller has opened and the relay will serve.
 struct Opening {
     number: u64,
     service: Arc<str>,
@@ -270,8 +271,9 @@ async fn with(holds: Holds, task: impl Future<Output = ()>) {
     task.await;
 }
 
-/// Executes orders until the last sender is dropped. If a caller waits for the relay's end, returns
-/// the channel to this caller, with the number of remaining connections.
+/// Executes orders until a caller requests the end or the last handle is dropped. Then waits for
+/// connections to end. Returns the requesting caller's channel, if any, and the number of remaining
+/// connections.
 async fn run(
     limits: Limits,
     free: Free,

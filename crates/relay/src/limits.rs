@@ -1,9 +1,9 @@
-//! Limits of a relay: times, numbers and sizes.
+//! Settings of a relay: timeouts, limits of its resources, and methods.
 
 use std::time::Duration;
 
-/// Time limits of the attempts to connect to endpoints: the first, second, third and fourth
-/// attempt. Source: upstream's `pkg/proxy/userspace/proxysocket.go` of Kubernetes 1.25.
+/// Time limits of the attempts to connect a client to an endpoint. After a timeout, the next limit
+/// applies. Source: upstream's `pkg/proxy/userspace/proxysocket.go` of Kubernetes 1.25.
 pub const DIAL_TIMEOUTS: [Duration; 4] = [
     Duration::from_millis(250),
     Duration::from_millis(500),
@@ -11,7 +11,7 @@ pub const DIAL_TIMEOUTS: [Duration; 4] = [
     Duration::from_secs(2),
 ];
 
-/// Limits of a relay: times, numbers and sizes.
+/// Settings of a relay: timeouts, limits of its resources, and methods.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
     /// Time after which a UDP flow ends if neither side sends a datagram. Upstream's flag is

@@ -58,7 +58,8 @@ impl Range {
     }
 }
 
-/// Number of ephemeral ports in use, for each transport and family. Clones share the numbers.
+/// Counts of the relay's listening ports in the ephemeral range, for each transport and IP family.
+/// Clones share the counts.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Ephemeral(Arc<Mutex<HashMap<Kind, usize>>>);
 

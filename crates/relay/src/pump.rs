@@ -27,11 +27,11 @@ use super::limits::{Carriage, Limits};
 use super::shares::ClientPlace;
 use super::traffic::{CountedConnection, add};
 
-/// Size of one read in bytes.
+/// Size of the shared buffer, and of one read, in bytes.
 const CHUNK: usize = 64 * 1024;
 
-/// Size of one read, in bytes, while many reads wait to be written. This size limits the memory
-/// that one direction of a connection uses while it waits.
+/// Size of one read, in bytes, while [`Limits::waiting`] large reads wait in memory for slow
+/// receivers.
 const FEW_BYTES: usize = 4 * 1024;
 
 /// Requested size of a pipe in bytes. The kernel may allow less.
@@ -46,7 +46,8 @@ const OF_PIPE: u32 = 2;
 /// Number of bytes that one connection may forward before other tasks get their turn.
 const TURN: usize = 1024 * 1024;
 
-/// Number of bytes in a read above which a pipe is faster than the buffer.
+/// Number of bytes in a read through a pipe below which [`Carriage::Adaptive`] returns to the
+/// buffer.
 const FEW: usize = 16 * 1024;
 
 /// Buffers and pipes that all connections share.
@@ -58,11 +59,11 @@ pub(crate) struct Pump {
     /// Number of pipes that may still be created. Each pipe takes its descriptors from `free`.
     room: Free,
     free: Free,
-    /// Number of further large reads that may wait to be written.
+    /// Permits for further large reads that may wait in memory for slow receivers.
     waiting: Free,
 }
 
-/// Both ends of an empty pipe.
+/// Both ends of a pipe, with the permits for the pipe and its descriptors.
 struct Pipe {
     read: OwnedFd,
     write: OwnedFd,
@@ -210,7 +211,7 @@ impl Pump {
         }
     }
 
-    /// Reads once, and writes as many bytes as the receiver takes.
+    /// Reads once into the shared buffer, and writes as many bytes as `to` accepts.
     fn read(&self, from: &TcpStream, to: &TcpStream, sum: &AtomicU64) -> io::Result<Transfer> {
         let mut buffer = self.buffer.borrow_mut();
         let leave = self.waiting.try_take(1);
@@ -233,7 +234,8 @@ impl Pump {
         })
     }
 
-    /// Reads once through a pipe, and writes as many bytes as the receiver takes.
+    /// Reads once into a pipe, and writes as many bytes as `to` accepts. Without a pipe, uses the
+    /// buffer.
     fn splice(&self, from: &TcpStream, to: &TcpStream, sum: &AtomicU64) -> io::Result<Transfer> {
         let Some(pipe) = self.borrow() else {
             return self.read(from, to, sum);
@@ -263,7 +265,7 @@ impl Pump {
         Ok(Transfer::All(count))
     }
 
-    /// Borrows a pipe, if the limit allows one more.
+    /// Returns a spare or new pipe, or `None` at the limit of pipes or of descriptors.
     fn borrow(&self) -> Option<Pipe> {
         if let Some(pipe) = self.spare.borrow_mut().pop() {
             return Some(pipe);
@@ -290,7 +292,7 @@ impl Pump {
     }
 }
 
-/// Writes the content of a pipe to a connection.
+/// Moves at most `count` bytes from a pipe to a connection. Returns the number of moved bytes.
 fn drain(pipe: &Pipe, to: &TcpStream, count: usize) -> io::Result<usize> {
     let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
     Ok(splice(&pipe.read, None, to, None, count, flags)?)
@@ -309,7 +311,7 @@ async fn writable(from: &TcpStream, to: &TcpStream) -> io::Result<()> {
     }
 }
 
-/// Returns success for a `WouldBlock` error, and other errors unchanged.
+/// Returns success for `WouldBlock` and `Interrupted`, and other errors unchanged.
 fn would_block(error: io::Error) -> io::Result<()> {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(()),
@@ -323,7 +325,7 @@ pub(crate) fn reset(connection: &TcpStream) {
     let _ = connection.set_zero_linger();
 }
 
-/// A signal that ends connections.
+/// A signal that ends all connections that wait for it.
 #[derive(Debug, Default)]
 pub(crate) struct CutSignal {
     is_over: Cell<bool>,

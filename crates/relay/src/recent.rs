@@ -78,7 +78,7 @@ impl<K: Clone + Eq + Hash, V> Recent<K, V> {
         Some(self.entries.get(key)?.used)
     }
 
-    /// Inserts a value. If the map is full, evicts an entry that was idle for long.
+    /// Inserts a value. If the map is full, evicts approximately the entry that was idle longest.
     pub(crate) fn insert(&mut self, key: K, value: V, now: Instant) {
         self.look(now);
         if let Some(entry) = self.entries.get_mut(&key) {
@@ -119,7 +119,7 @@ impl<K: Clone + Eq + Hash, V> Recent<K, V> {
         self.entries.retain(|key, entry| keeps(key, &entry.value));
     }
 
-    /// Evicts an entry that was idle for long. Returns false if the map is empty.
+    /// Evicts approximately the entry that was idle longest. Returns false if the map is empty.
     pub(crate) fn give_way(&mut self) -> bool {
         let mut chances = CHANCES;
         while let Some(mut place) = self.queue.pop_front() {

@@ -1,4 +1,4 @@
-//! The shares of clients and Services in the relay's connections and flows.
+//! Limits the share of each client and each Service in the relay's connections and flows.
 //!
 //! A relay has a limited number of slots, one for each connection or flow. (The code calls a slot a
 //! place.) A client may keep its slots forever, so each client and each Service has a limit:
@@ -83,8 +83,7 @@ pub(crate) struct Shares<T> {
     freed: Notify,
 }
 
-/// A new connection slot. If another connection or flow must end to free this slot, also has the
-/// handle that ends it.
+/// A new slot, and the handle that ends the connection or flow that was evicted for it, if any.
 pub(crate) struct NewPlace<T: Clone> {
     pub(crate) place: ClientPlace<T>,
     pub(crate) evicted: Option<T>,

@@ -246,7 +246,8 @@ fn prepare(connection: &TcpStream) {
     let _ = SockRef::from(connection).set_tcp_keepalive(&keepalive);
 }
 
-/// Connects to the first endpoint that accepts. Returns the connection and its endpoint.
+/// Connects to the first endpoint that accepts. Returns the connection and its endpoint, or `None`
+/// if no endpoint accepts in time.
 ///
 /// If an endpoint refuses, tries the next endpoint, until each endpoint has refused. After a
 /// timeout, the next attempt has more time. The first attempt uses the socket that was opened

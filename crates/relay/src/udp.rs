@@ -247,8 +247,8 @@ async fn answer(
     drop(ended);
 }
 
-/// Sends a datagram, or drops it if a buffer is full. Calls the system directly: the runtime
-/// reports a new socket as full until the runtime has polled the socket.
+/// Sends a datagram, or drops it if a buffer is full or the datagram is too long. Bypasses tokio,
+/// which reports a new socket as not writable until tokio has polled it.
 fn send(socket: &UdpSocket, bytes: &[u8]) -> io::Result<()> {
     match rustix::net::send(socket, bytes, SendFlags::DONTWAIT) {
         Ok(_) | Err(Errno::AGAIN | Errno::NOBUFS | Errno::MSGSIZE) => Ok(()),

@@ -284,7 +284,8 @@ fn connections_wait_for_a_free_descriptor() {
     hold(third);
 }
 
-/// Checks that no port opens without a free descriptor, and that open ports continue to serve.
+/// Checks that no port opens without a free descriptor, and that connections can use the
+/// descriptors of closed ports.
 #[test]
 fn a_closed_listening_port_frees_its_descriptor() {
     let with = Limits {
@@ -565,7 +566,7 @@ fn an_unreachable_endpoint_ends_its_udp_flow() {
 }
 
 #[test]
-fn a_dropped_relay_accepts_connections_until_a_new_relay_takes_over() {
+fn a_dropped_relay_accepts_connections_for_the_linger_time() {
     let with = Limits {
         linger: Duration::from_millis(500),
         ..limits()

@@ -168,7 +168,7 @@ pub trait ReadCounters: Send {
         false
     }
 
-    /// Returns a note about counters that this mode lacks, with the reason.
+    /// Returns a note about counters that this mode lacks, with the reason. `None`: it lacks none.
     fn note(&self) -> Option<&'static str> {
         None
     }
@@ -247,7 +247,8 @@ impl Counters {
         }
     }
 
-    /// Returns the mode's note about counters that the mode lacks.
+    /// Returns the current mode's note about counters that it lacks. `None`: it lacks none, or no
+    /// mode runs yet.
     pub fn note(&self) -> Option<String> {
         self.with(|reader| reader.note().map(str::to_owned))
             .flatten()
@@ -285,7 +286,7 @@ fn lock<T>(held: &Mutex<T>) -> MutexGuard<'_, T> {
 pub struct SeparateReaders {
     /// Reader for operators' requests. Its reads may be slow.
     pub asked: Counters,
-    /// Reader for the node's status.
+    /// Reader for `/api/v1/status`.
     pub status: Counters,
     /// Reader for `/metrics`.
     pub scraped: Counters,

@@ -1,4 +1,4 @@
-//! Services from the Kubernetes API.
+//! Lists and watches Services, EndpointSlices and this node's Node on a Kubernetes API server.
 //!
 //! ```text
 //!   Services ───────┐ one ListWatch each, on its own task
@@ -8,9 +8,10 @@
 //! ```
 //!
 //! - The crate `kube` provides kubeconfig, TLS and HTTP.
-//! - `list_watch` lists and watches objects, and explains why `kube`'s watcher does not fit.
+//! - `list_watch` lists and watches one kind of object. Its documentation says why it replaces
+//!   `kube`'s watcher.
 //! - `token` reads a service account's token, and `connection` reads the certificate files.
-//! - `tunnel` connects through a proxy.
+//! - `tunnel` connects through an HTTP or SOCKS proxy.
 
 mod addresses;
 mod backoff;
@@ -61,14 +62,16 @@ pub use outage::{Trouble, Troubles};
 use request::{Need, Resource};
 use server_url::{EXAMPLE, master_url, without_user};
 
-/// Number of events that may wait for the receiver of the stream. An event with an EndpointSlice of
-/// 50 endpoints takes 8 kB.
+/// Capacity of the channel between the watches and the stream of events, in events. An
+/// EndpointSlice of 50 endpoints is an event of 8 kB.
 const IN_FLIGHT: usize = 128;
 
-/// Placeholder for the API server's host in `manifests/daemonset`. The operator must replace it.
+/// Host name in the kubeconfig of `manifests/daemonset` that the operator must replace with the API
+/// server's.
 const PLACEHOLDER_HOST: &str = "control-plane.example";
 
-/// A `tower` service that sends a client's requests. The layer that counts requests wraps it.
+/// The `tower` service that sends the client's requests to the API server. A [`Counter`] layer
+/// wraps it.
 pub type Transport = BoxCloneService<Request<Body>, Response<Incoming>, BoxError>;
 
 /// A layer around a client's [`Transport`] that counts requests.
@@ -78,7 +81,7 @@ pub trait Counter: Layer<Transport, Service = Self::CountingService> {
         + Clone
         + Send
         + 'static;
-    /// Body of a response that passed through the layer.
+    /// Response body of `CountingService`.
     type Body: hyper::body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static;
 }
 
@@ -95,12 +98,12 @@ where
     type Body = B;
 }
 
-/// Returns a layer that counts no requests.
+/// Returns a layer that counts no requests, for callers without request metrics.
 pub fn uncounted(_host: &str) -> Identity {
     Identity::new()
 }
 
-/// An API server, with a client for it.
+/// Client of one API server, with the settings of its lists and watches.
 #[derive(Clone)]
 pub struct Server {
     client: Client,
@@ -119,8 +122,8 @@ impl Server {
     /// - `settings.master` alone;
     /// - this Pod's environment.
     ///
-    /// The server may still be down. `count` gets the server's host and port, and creates the layer
-    /// that counts requests.
+    /// Sends no request, so the server may still be down. `count` gets the server's host and port,
+    /// and returns the layer that counts requests.
     ///
     /// # Errors
     ///
@@ -132,8 +135,7 @@ impl Server {
         Self::by(settings, count, ConnectHooks::default()).await
     }
 
-    /// Reads the API server's address and credentials as [`new`](Self::new) does. The client runs
-    /// `hooks` before each connection.
+    /// Creates the client as [`new`](Self::new) does, with `hooks` that run before each connection.
     ///
     /// # Errors
     ///
@@ -156,8 +158,8 @@ impl Server {
         if let Some(url) = master {
             config.cluster_url = url;
         }
-        // Removes a user name from the URL. Servers ignore the name, but libraries would log it
-        // with the URL.
+        // Removes a user name and password from the URL. Servers ignore both, but libraries would
+        // log them with the URL.
         if let Ok(url) = without_user(&config.cluster_url.to_string()).parse() {
             config.cluster_url = url;
         }
@@ -226,7 +228,7 @@ impl Server {
         Troubles::of(&self.outage)
     }
 
-    /// Returns the client, for other requests.
+    /// Returns the client, for requests other than lists and watches.
     pub fn client(&self) -> &Client {
         &self.client
     }
@@ -314,7 +316,8 @@ impl Stream for Events {
     type Item = Event;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Event>> {
-        // Delivers an address before any event from a connection to this address.
+        // Polls the addresses first, so that the receiver knows an address before it gets events
+        // from a connection to this address.
         if let Poll::Ready(Some(addresses)) = self.addresses.poll_recv(context) {
             return Poll::Ready(Some(Event::ApiServerAt(addresses)));
         }
@@ -322,10 +325,10 @@ impl Stream for Events {
     }
 }
 
-/// The configuration of a server and its client.
+/// Configuration to reach an API server: URL, credentials, proxy and certificate files.
 struct Access {
     config: Config,
-    /// Value of the cluster's `proxy-url`, if set.
+    /// Value of `proxy-url` in the kubeconfig's cluster, if set.
     proxy: Option<String>,
     files: Files,
 }
@@ -339,10 +342,11 @@ impl Access {
         }
     }
 
-    /// Reads the current context of a kubeconfig. Error messages name the kubeconfig by `what`.
+    /// Reads the current context of a kubeconfig. `what` is the kubeconfig's name in error
+    /// messages.
     async fn by(mut kubeconfig: Kubeconfig, what: &str) -> Result<Self, StartError> {
-        // Sets an unused `proxy-url`. Without one, `kube` would read the proxy from the
-        // environment, and report errors of the environment as errors of the file.
+        // Replaces `proxy-url` with a placeholder. Without `proxy-url`, `kube` would read the proxy
+        // from the environment, and blame this file for errors in the environment.
         let unused = "http://unused.invalid".to_owned();
         let proxy = cluster(&mut kubeconfig).and_then(|cluster| cluster.proxy_url.replace(unused));
         let authority = cluster(&mut kubeconfig).and_then(|cluster| {
@@ -417,8 +421,8 @@ async fn from_file(path: &Path) -> Result<Access, StartError> {
         reason: root_cause(error),
         advice,
     };
-    // Reads the file first, because the error about a missing or unreadable file is then clear.
-    // The read of a device may never end.
+    // Reads the file before `kube` does, for a clear error if the file is missing or unreadable.
+    // Rejects FIFOs and devices, because reading one may never end.
     let is_special = std::fs::metadata(path).is_ok_and(|of| !of.is_file() && !of.is_dir());
     let read = if is_special {
         Err(std::io::Error::other("this is not a regular file"))
@@ -459,7 +463,7 @@ fn without_content(error: &str) -> String {
     }
 }
 
-/// Returns the cluster of the current context, if any.
+/// Returns the cluster that the kubeconfig's current context names, if any.
 fn cluster(kubeconfig: &mut Kubeconfig) -> Option<&mut Cluster> {
     let name = context(kubeconfig)?.cluster.clone();
     let mut clusters = kubeconfig.clusters.iter_mut();
@@ -472,7 +476,8 @@ fn context(kubeconfig: &Kubeconfig) -> Option<&kube::config::Context> {
     contexts.find(|one| one.name == *name)?.context.as_ref()
 }
 
-/// Returns the kind of the credential plugin in the current context, if any.
+/// Returns the kind of credential plugin that the current context's user needs, or `None` if it
+/// needs none.
 fn plugin(kubeconfig: &Kubeconfig) -> Option<&'static str> {
     let context = context(kubeconfig)?;
     let mut users = kubeconfig.auth_infos.iter();
@@ -484,7 +489,7 @@ fn plugin(kubeconfig: &Kubeconfig) -> Option<&'static str> {
     }
 }
 
-/// Parses these bytes as a list and as a watch, in each format. The bytes arrive in chunks of 7 or
+/// Parses the fuzzer's bytes as a list and as a watch, in JSON and protobuf, in chunks of 7 and of
 /// 4,096 bytes.
 pub(crate) fn read_as_anything(kind: Kind, bytes: &[u8]) {
     use futures::{FutureExt as _, TryStreamExt as _, stream};
@@ -517,7 +522,8 @@ pub(crate) fn read_as_anything(kind: Kind, bytes: &[u8]) {
     }
 }
 
-/// Parses URLs of servers and proxies, and the parts of a kubeconfig that need no other file.
+/// Parses the fuzzer's bytes as a kubeconfig, and their first line as the URL of a server and of a
+/// proxy. Reads no file.
 pub(crate) fn read_as_kubeconfig(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     if let Ok(mut kubeconfig) = Kubeconfig::from_yaml(&text) {

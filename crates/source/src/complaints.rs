@@ -1,4 +1,4 @@
-//! Log lines about invalid objects.
+//! Formats log lines about the problems of objects, each only once.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -10,7 +10,7 @@ use crate::decode::{Key, Problem};
 #[derive(Debug, Default)]
 pub(crate) struct Complaints(HashMap<Key, ProblemDigest>);
 
-/// Digest of an object's problems. An object may have thousands of problems.
+/// Count and hash of an object's problems, which takes less memory than thousands of problems.
 #[derive(Debug, PartialEq, Eq)]
 struct ProblemDigest {
     problems: usize,
@@ -29,8 +29,8 @@ impl ProblemDigest {
 }
 
 impl Complaints {
-    /// Returns log lines about an object's problems. Returns none if the log has reported the same
-    /// problems.
+    /// Returns log lines about an object's problems, or none if they are the same as at the
+    /// object's last update.
     pub(crate) fn of(&mut self, key: &Key, problems: &[Problem]) -> Vec<String> {
         /// Largest number of log lines about one object. An EndpointSlice with a thousand invalid
         /// endpoints usually has a single cause.

@@ -1,4 +1,4 @@
-//! Pods, nodes and zones of a Service's endpoints, for pages and commands.
+//! Finds the pods, nodes and zones of a Service's endpoints, for web pages and subcommands.
 //!
 //! The proxy does not need this data to serve, so the model does not store it. This module reads
 //! the data from the source, one Service at a time.
@@ -21,8 +21,9 @@ use crate::manifests;
 /// Label of an EndpointSlice that contains the name of its Service.
 const SERVICE: &str = "kubernetes.io/service-name";
 const GROUP: &str = "discovery.k8s.io/v1";
-/// Maximum number of EndpointSlices in a response. With the EndpointSlice controller's default of
-/// 100 endpoints for each, 1,000 EndpointSlices have 100,000 endpoints.
+/// Limit of EndpointSlices in a response, which a server with a watch cache ignores. With the
+/// EndpointSlice controller's default of 100 endpoints for each, 1,000 EndpointSlices have 100,000
+/// endpoints.
 const SLICES_MAX: &str = "1000";
 
 /// Pod, node and zone of an endpoint, according to its EndpointSlice.
@@ -102,7 +103,7 @@ impl EndpointPlaces {
         }
     }
 
-    /// Returns a line for each endpoint whose address is invalid, with the reason.
+    /// Returns a log line for each endpoint with an invalid address, at most 20 lines.
     pub fn ignored(&self) -> &[String] {
         &self.ignored
     }
@@ -194,7 +195,8 @@ impl Registry {
     }
 }
 
-/// Builds a request that the server answers from its watch cache, for a list of any age.
+/// Builds the request for a Service's EndpointSlices. With `resourceVersion=0`, the server replies
+/// from its watch cache.
 fn request(service: &NamespacedName) -> http::Result<http::Request<Vec<u8>>> {
     let query = Serializer::new(String::new())
         .append_pair("labelSelector", &format!("{SERVICE}={}", service.name()))
@@ -289,7 +291,8 @@ struct Objects {
 struct Slice {
     kind: String,
     metadata: Metadata,
-    /// `None` also represents null, which a server writes for an empty list.
+    /// Endpoints of the EndpointSlice. `None`: missing or null, which a server writes for an empty
+    /// list.
     endpoints: Option<Vec<Endpoint>>,
     ports: Option<Vec<Port>>,
     items: Option<Vec<Self>>,

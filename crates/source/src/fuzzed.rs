@@ -12,7 +12,7 @@ fn kind(bytes: &[u8]) -> Option<(Kind, &[u8])> {
     Some((*kind, rest))
 }
 
-/// Decodes a watch event in JSON. The first byte encodes its kind.
+/// Decodes JSON as a watch event, a `Status` and an object. The first byte encodes the kind.
 pub fn json_event(bytes: &[u8]) {
     if let Some((kind, bytes)) = kind(bytes) {
         let _ = decode::json::event(kind, bytes);
@@ -23,7 +23,7 @@ pub fn json_event(bytes: &[u8]) {
     }
 }
 
-/// Decodes a watch event in protobuf. The first byte encodes its kind.
+/// Decodes protobuf as a watch event, a list item and a `Status`. The first byte encodes the kind.
 pub fn protobuf_event(bytes: &[u8]) {
     if let Some((kind, bytes)) = kind(bytes) {
         let _ = decode::protobuf::event(kind, bytes);
@@ -40,7 +40,7 @@ pub fn answer(bytes: &[u8]) {
     }
 }
 
-/// Reads a file of manifests.
+/// Decodes bytes as the content of a manifest file.
 pub fn manifests(bytes: &[u8]) {
     manifests::read_as_file(bytes);
 }

@@ -11,7 +11,8 @@
 //! - **Temporary errors**, such as an API server that is down or a broken file: logged and retried.
 //!   They delete no objects.
 //!
-//! The crate does not know flags, modes or metrics. A layer around the client counts requests.
+//! The crate does not know flags, modes or metrics. The caller can pass a layer that counts
+//! requests.
 
 pub mod api;
 mod complaints;
@@ -39,21 +40,21 @@ pub use error::StartError;
 pub use manifests::{UnreadableManifest, UnreadableManifests};
 pub use settings::{Api, ContentType, Lists, ServiceCidrWatch, Settings};
 
-/// An open source of objects.
+/// A started source: its stream of events, and access to its state.
 pub struct Source {
     /// Events of the source. The stream never ends.
     pub events: BoxStream<'static, Event>,
     /// Client of the API server. `None`: the source is a directory of manifests.
     pub client: Option<Client>,
-    /// Access to details of objects that events omit.
+    /// Source of the endpoints' pods, nodes and zones, which events omit.
     pub registry: Registry,
     /// Description of the source without secrets, such as `API server https://10.0.0.1:6443`.
     pub from: String,
     /// Addresses at which this process reaches the API server.
     pub addresses: ApiServerAddresses,
-    /// Current failures of the API server. A directory of manifests has no failures.
+    /// Current failures of lists and watches. Always empty for a directory of manifests.
     pub troubles: Troubles,
-    /// Manifests that cannot be read. An API server has no manifests.
+    /// Manifests that cannot be read. Always empty for an API server.
     pub unreadable: UnreadableManifests,
 }
 

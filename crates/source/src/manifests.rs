@@ -1,4 +1,4 @@
-//! Services from a directory of manifests: `--manifests DIR`.
+//! Reads Services from a directory of manifests (`--manifests DIR`).
 //!
 //! ```text
 //!   inotify ─▶ Watch: waits until writers are done ─▶ Folder::look ─▶ events
@@ -42,13 +42,14 @@ use tracing::{info, warn};
 use crate::error::StartError;
 use folder::{ChangedFiles, Folder};
 
-/// Pause without changes before the directory is read, because one save causes several events.
+/// Pause without changes before the directory is read, because saving a file causes several inotify
+/// events.
 const DEBOUNCE: Duration = Duration::from_millis(20);
-/// Pause while a writer has a file open, because a half-written file may look like a complete file
-/// with fewer objects.
+/// Longer pause while a program has a manifest open for writing, because a half-written file may
+/// look like a complete file with fewer objects.
 const UNFINISHED: Duration = Duration::from_secs(1);
-/// Pause after the directory itself was replaced, because its creator may still be filling the
-/// directory.
+/// Longer pause after the directory itself was replaced, because its creator may still be adding
+/// files.
 const REFILLED: Duration = Duration::from_secs(1);
 /// Longest delay of a read while changes keep arriving.
 const LONGEST: Duration = Duration::from_secs(3);
@@ -107,7 +108,7 @@ fn into_io(error: notify::Error) -> io::Error {
     }
 }
 
-/// The stream of events from the thread.
+/// Stream of events from the thread that reads the manifests.
 ///
 /// All events of one read arrive together, so that a consumer never sees a part of a change. For
 /// example, a renamed Service is never missing.
@@ -155,8 +156,8 @@ enum Change {
     Stop,
 }
 
-/// Runs the thread that reads the directory, now and after each change, until the stream is
-/// dropped.
+/// Reads the directory now and after each change, until the stream is dropped. Runs on the thread
+/// `manifests`.
 fn follow(
     mut watch: Watch,
     mut folder: Folder,
@@ -227,8 +228,8 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Watches the paths that exist now. The watches do not report changes before this call, so the
-    /// caller must read the directory afterwards.
+    /// Replaces the inotify watches with watches on the paths that exist now. They do not report
+    /// changes before this call, so the caller must read the directory afterwards.
     fn renew(&mut self) -> io::Result<()> {
         for path in self.watched.drain(..) {
             // Ignores the error: the kernel has already dropped the watches of removed paths.
@@ -254,8 +255,8 @@ impl Watch {
         Ok(())
     }
 
-    /// Waits for a change, and then until no further change arrives for a while. Returns `None` if
-    /// the stream was dropped.
+    /// Waits for a change, and then for a pause between changes. Returns the changed files, or
+    /// `None` if the stream was dropped.
     fn next_batch(&mut self, changed: &mpsc::Receiver<Change>) -> Option<ChangedFiles> {
         let mut batch = Batch::default();
         let mut deadlines: Option<(Instant, Instant)> = None;
@@ -315,7 +316,7 @@ impl Watch {
 #[derive(Debug, Default)]
 struct Batch {
     touched: ChangedFiles,
-    /// Files that are open for writing.
+    /// Files that were written and are not closed yet.
     unfinished: HashSet<OsString>,
     /// True if the directory itself, or a directory above it, changed.
     is_folder: bool,
@@ -323,7 +324,7 @@ struct Batch {
 }
 
 impl Batch {
-    /// Records an event. Returns false if the event does not concern manifests.
+    /// Records an inotify event. Returns false if the event does not concern manifests.
     fn note(&mut self, folder: &Path, event: notify::Event) -> bool {
         if event.need_rescan() {
             self.touched.is_all = true;
@@ -368,7 +369,7 @@ pub(crate) fn texts(directory: &Path) -> io::Result<impl Iterator<Item = String>
     }))
 }
 
-/// Reads bytes like a file, for the fuzzer.
+/// Decodes the fuzzer's bytes as the content of a manifest file.
 pub(crate) fn read_as_file(bytes: &[u8]) {
     if let Ok(objects) = document::read(bytes) {
         for located in objects {

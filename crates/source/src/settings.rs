@@ -1,4 +1,4 @@
-//! Settings of a source, as plain data.
+//! Settings of a source of Services.
 
 use std::path::PathBuf;
 

@@ -113,7 +113,7 @@ fn unused_address() -> SocketAddr {
     listener.local_addr().unwrap()
 }
 
-/// Returns the log line of a source whose server cannot be reached.
+/// Waits for the log line about an unreachable server. Checks that it contains no password.
 async fn complaint(told: &mut ReceivedState, log: &Log) -> String {
     let line = until_said(told, log, "cannot be reached").await;
     assert!(line.contains("retrying; "), "{line}");

@@ -29,7 +29,7 @@ fn settings(lists: Lists) -> Api {
     }
 }
 
-/// Starts a server with a Service `web`. Also starts a source that has listed this Service.
+/// Starts a server with a Service `web`, and a source that lists and watches this Service.
 async fn well(lists: Lists, options: Options) -> (Server, ReceivedState) {
     let server = Server::start(options).await.unwrap();
     server.apply(service("web")).unwrap();
@@ -324,7 +324,7 @@ async fn a_streamed_list_is_requested_again_after_a_reconnect() {
     list_anew();
     listen(&mut told, Duration::from_mins(1)).await;
     assert_eq!(streamed(&server.requests()), 2);
-    // The source also requests a streamed list after the server was unavailable.
+    // After the server was unavailable, the source requests a streamed list at once.
     server
         .faults()
         .add(Rule::from(Fault::Drop).of(Kind::Service).times(1));

@@ -53,7 +53,8 @@ fn endpoints(told: &ReceivedState, service: &str) -> Vec<String> {
         .collect()
 }
 
-/// Parts of list URLs: of a streamed list, and of a list from the watch cache.
+/// Query parameters of lists: `STREAMED` of a streamed list, `CACHED` of a list from the watch
+/// cache.
 const STREAMED: &str = "sendInitialEvents=true";
 const CACHED: &str = "limit=500&resourceVersion=0";
 
@@ -298,7 +299,8 @@ async fn an_api_servers_address_is_reported_before_its_objects() {
     assert_eq!(of_name.from, "localhost resolves to it");
 }
 
-/// Responds with a list of these Services of the requested kind. A watch that follows stays silent.
+/// Returns the response of a server without streamed lists: a list with `services` for Services, an
+/// empty list for another kind, or a silent watch.
 fn lists(target: &str, services: &[Value]) -> (u16, String) {
     let (kind, items) = if target.contains("/services") {
         ("ServiceList", services)
@@ -393,7 +395,7 @@ async fn an_object_without_a_name_marks_the_list_as_partial() {
     assert!(!told.model.is_whole());
 }
 
-/// Responds with a streamed list.
+/// Returns a streamed list with `services` for Services, or an empty one for another kind.
 fn streams(target: &str, services: &[Value]) -> (u16, String) {
     let end = json!({"metadata": {"resourceVersion": "7", "annotations": {"k8s.io/initial-events-end": "true"}}});
     let services = if target.contains("/services") {

@@ -139,8 +139,8 @@ async fn an_api_server_without_the_service_cidr_api_delays_no_list() {
     }
 }
 
-/// Checks the responses to unknown paths. Servers send plain text, and from Kubernetes 1.37 on a
-/// Status.
+/// Checks both responses to an API path that the server does not know: plain text, and a Status
+/// from Kubernetes 1.37 on.
 #[tokio::test]
 async fn unknown_paths_are_recognised_in_text_and_status_responses() {
     let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404, "reason": "NotFound",

@@ -1,4 +1,4 @@
-//! Objects of `/api/v1/explain`.
+//! JSON objects in responses to `/api/v1/explain`.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub struct Explanation {
     /// Requested destination, such as `default/web` or `10.96.0.1:80`.
     pub to: String,
-    /// Mode of the proxy. Absent if no daemon runs.
+    /// Mode of kube-proxy, such as `ipvs`. Absent if no daemon runs.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub mode: Option<String>,
     /// One trace for each sender and address.

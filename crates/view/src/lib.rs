@@ -1,5 +1,5 @@
-//! Objects of `/api/v1/...`. The subcommands print them, the page `/ui/` shows them, and
-//! docs/api.md documents them.
+//! JSON objects in responses to `/api/v1/...`. The subcommands print them, the page `/ui/` shows
+//! them, and docs/api.md documents them.
 //!
 //! People and programs read these objects. So the fields use the words of Kubernetes and contain no
 //! internal numbers. New fields may be added, but no field is removed.

@@ -1,4 +1,4 @@
-//! Objects of `/api/v1/services` and `/api/v1/services/NAMESPACE/NAME`.
+//! JSON objects in responses to `/api/v1/services` and `/api/v1/services/NAMESPACE/NAME`.
 
 use std::fmt;
 
@@ -52,10 +52,11 @@ pub struct Service {
     pub internal_traffic_policy: String,
     /// External traffic policy: `Cluster` or `Local`.
     pub external_traffic_policy: String,
-    /// Timeout of `ClientIP` affinity, if enabled.
+    /// Timeout of session affinity in seconds. Absent without `ClientIP` affinity.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub session_affinity_seconds: Option<u32>,
-    /// Networks of the accepted clients (`spec.loadBalancerSourceRanges`).
+    /// Networks from which clients may use load-balancer addresses
+    /// (`spec.loadBalancerSourceRanges`).
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub source_ranges: Vec<String>,
     /// Port of the health check (`spec.healthCheckNodePort`). Absent if the Service has no such
@@ -106,12 +107,12 @@ pub struct Port {
     /// Endpoints of the port. In a list of Services, present only with `endpoints=true`.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub endpoints: Vec<Endpoint>,
-    /// Sum of the counters over the addresses. Absent in a mode without counters.
+    /// Counters of the port, summed over its addresses. Absent in a mode without counters.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub counters: Option<Counters>,
 }
 
-/// Numbers of endpoints of a port, in both families.
+/// Numbers of a port's endpoints, over both IP families.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointCounts {
@@ -140,8 +141,8 @@ pub struct Address {
     /// Scheduler of the virtual server. Absent in modes other than IPVS.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub scheduler: Option<String>,
-    /// The Service that has won the address, or [`ANOTHER_PROGRAM`] if another program has a
-    /// virtual server at the address.
+    /// Service that owns the address instead of this Service, or [`ANOTHER_PROGRAM`] if another
+    /// program has a virtual server there. Absent without a conflict.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub lost_to: Option<String>,
     /// Counters of connections to the address. Absent if the mode has no counters.
@@ -149,7 +150,7 @@ pub struct Address {
     pub counters: Option<Counters>,
 }
 
-/// A kind of address.
+/// Kind of an address at which a port is served.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AddressKind {
     /// An address of `spec.clusterIPs`.
@@ -196,9 +197,9 @@ pub struct Endpoint {
     pub serving: bool,
     /// True if the endpoint is terminating (`conditions.terminating`).
     pub terminating: bool,
-    /// True if the endpoint receives traffic under the policy `Cluster`.
+    /// True if the endpoint receives traffic under the traffic policy `Cluster`.
     pub cluster: bool,
-    /// True if the endpoint receives traffic under the policy `Local`.
+    /// True if the endpoint receives traffic under the traffic policy `Local`.
     pub local_policy: bool,
     /// Reason why the endpoint receives traffic, or why it receives no traffic.
     pub why: String,
@@ -210,7 +211,8 @@ pub struct Endpoint {
     /// Absent if the endpoint does not drain.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub draining: Option<Drain>,
-    /// Counters over all addresses of the port. Absent if the mode has no counters.
+    /// Counters of the endpoint, summed over all addresses of the port. Absent if the mode has no
+    /// counters.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub counters: Option<Counters>,
 }

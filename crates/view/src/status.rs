@@ -1,4 +1,4 @@
-//! Objects of `/api/v1/status`.
+//! JSON objects in responses to `/api/v1/status`.
 
 use serde::{Deserialize, Serialize};
 
@@ -38,7 +38,7 @@ pub struct Status {
     pub drift: Vec<RepairedEntries>,
     /// Removed endpoints with open connections. At most 100.
     pub draining: Vec<Draining>,
-    /// Number of draining endpoints, including endpoints that are not listed.
+    /// Number of all draining endpoints, including those that `draining` omits.
     pub draining_count: usize,
     /// Limits, such as set sizes and open files, with their use.
     pub limits: Vec<Limit>,
@@ -132,7 +132,7 @@ pub struct Unreadable {
     pub family: String,
     /// Part of the state, such as `the virtual servers`, or the path of a manifest.
     pub part: String,
-    /// Reason why it cannot be read, and the next step.
+    /// Reason why the part or manifest cannot be read, and the next step.
     pub reason: String,
 }
 

@@ -1,4 +1,4 @@
-//! Objects of `/api/v1/top`.
+//! JSON objects in responses to `/api/v1/top`.
 
 use serde::{Deserialize, Serialize};
 
@@ -67,7 +67,7 @@ pub struct TopPort {
 #[serde(rename_all = "camelCase")]
 pub struct TopEndpoint {
     #[serde(flatten)]
-    /// Service that the port belongs to.
+    /// Service to which the endpoint belongs.
     pub service: ServiceName,
     /// Name of the Service port. May be empty.
     pub port_name: String,

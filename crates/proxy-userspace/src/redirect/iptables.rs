@@ -47,7 +47,7 @@ const CHAINS: [&str; 4] = [CONTAINER, HOST, NODE_PORT_CONTAINER, NODE_PORT_HOST]
 const FIRST: &str = "handle ClusterIPs; NOTE: this must be before the NodePort rules";
 const LAST: &str = "handle service NodePorts; NOTE: this must be the last rule in the chain";
 
-/// Footprint of this mode.
+/// Footprint of userspace mode: the kernel entries by which this program recognizes it.
 ///
 /// Source: upstream's `pkg/proxy/userspace/proxier.go` of Kubernetes 1.25. This program does not
 /// write upstream's rules in the table filter.
@@ -72,7 +72,7 @@ pub const FOOTPRINT: Footprint = Footprint {
     ..Footprint::none("userspace")
 };
 
-/// Access to redirects in iptables. Starts the iptables programs to write and read rules.
+/// Access to redirects in iptables, through the programs `iptables-save` and `iptables-restore`.
 pub(crate) struct IptablesRedirect {
     family: IpFamily,
     iptables: Iptables,
@@ -81,7 +81,7 @@ pub(crate) struct IptablesRedirect {
 }
 
 impl IptablesRedirect {
-    /// Creates the access for one IP family. `iptables` are the programs that write and read rules.
+    /// Creates access to redirects for one IP family. `iptables` runs the programs.
     pub(crate) fn new(family: IpFamily, iptables: Iptables) -> Self {
         Self {
             family,
@@ -120,7 +120,8 @@ impl Redirect for IptablesRedirect {
     }
 }
 
-/// Writes a plan as input of `iptables-restore`. `installed` are the jumps that the kernel has.
+/// Writes a plan as input of `iptables-restore`. `installed` are the current jumps in the kernel,
+/// which a new base replaces.
 fn write(
     family: IpFamily,
     plan: &Redirects,
@@ -128,8 +129,8 @@ fn write(
     restore: &mut Restore<'_>,
 ) -> io::Result<()> {
     restore.begin(NAT)?;
-    // Declares the chains, which empties them. A plan that replaces all redirects contains all
-    // rules.
+    // Declares the chains, because `iptables-restore` empties a declared chain. A plan that
+    // replaces all redirects contains all rules.
     if plan.extent == Extent::Whole {
         for chain in CHAINS {
             restore.declare(chain)?;
@@ -173,7 +174,7 @@ fn write(
     Ok(())
 }
 
-/// Returns the jumps to this mode's chains, as rules in built-in chains.
+/// Returns the rules in PREROUTING and OUTPUT that jump to this mode's chains.
 fn jumps(family: IpFamily, base: &Base) -> Vec<String> {
     let jump = |from: &str, to: &'static str, mut matches: Vec<Match>| {
         // Exempts packets of the relay itself from the redirects.
@@ -213,7 +214,7 @@ fn jumps(family: IpFamily, base: &Base) -> Vec<String> {
     lines
 }
 
-/// Returns the rules of a redirect, in the order of writing.
+/// Returns the rules of one portal's redirect, in the order of writing.
 fn lines(
     family: IpFamily,
     portal: &Portal,
@@ -396,7 +397,7 @@ impl<'a> SaveReader<'a> {
     }
 }
 
-/// A parsed rule of this mode.
+/// A parsed DNAT rule of this mode.
 struct ParsedRule {
     portal: Portal,
     name: String,

@@ -128,7 +128,7 @@ pub fn probe_nftables(family: IpFamily) -> Result<(), CommitError> {
     };
     let edits = node_ports.map(|node_ports| edits(family, &of_base(node_ports)));
     let name: Name = PROBE.into();
-    // Gives the mode's table the name of the test table.
+    // Replaces the table's name in the edits with the name of the test table.
     let edits = edits.into_iter().flatten().map(|edit| match edit {
         Edit::AddTable(table) => Edit::AddTable(Table {
             name: Arc::clone(&name),
@@ -144,7 +144,7 @@ pub fn probe_nftables(family: IpFamily) -> Result<(), CommitError> {
     Nftables::open()?.check(&transaction)
 }
 
-/// Converts a plan to edits of the table.
+/// Converts a plan to the changes of one nf\_tables transaction.
 fn edits(family: IpFamily, plan: &Redirects) -> Vec<Edit> {
     let mut edits = Vec::new();
     if plan.extent == Extent::Whole {

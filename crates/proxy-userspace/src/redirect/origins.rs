@@ -11,7 +11,7 @@ const PORTALS: &str = "Services: their addresses, led to a listening port of kub
 const PORTALS_NODE_PORTS: &str =
     "Services: spec.ports[].nodePort, led to a listening port of kube-proxy";
 
-/// Origins by name. If one name begins with another, the longer name comes first.
+/// Origins of this mode's chains and maps, each by its whole name.
 pub(super) const ORIGINS: [Origin; 13] = [
     Origin::of(NAT, "KUBE-PORTALS-CONTAINER", PORTALS),
     Origin::of(NAT, "KUBE-PORTALS-HOST", PORTALS),

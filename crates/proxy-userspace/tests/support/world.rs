@@ -94,7 +94,7 @@ impl Host {
 /// Mark of the relay's packets to endpoints.
 const MARK: Option<u32> = Some(0x4000);
 
-/// A function that opens the access to the kernel. The worker thread of each lane calls it.
+/// A function that opens access to the kernel. The worker thread of each lane calls it.
 pub(crate) type Opens = fn(IpFamily, Relay) -> UserspaceKernel;
 
 /// A node with a proxier on the real kernel, a model and a relay, and a second host.
@@ -246,7 +246,7 @@ pub(crate) fn who_by_udp(at: &str) -> Result<String, ErrorKind> {
     Ok(char::from(name[0]).to_string())
 }
 
-/// Returns the names of all endpoints that reply in four attempts.
+/// Returns the names of the endpoints that reply to four requests.
 pub(crate) fn all(ask: fn(&str) -> Result<String, ErrorKind>, at: &str) -> BTreeSet<String> {
     (0..4).map(|_| ask(at).unwrap()).collect()
 }

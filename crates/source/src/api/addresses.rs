@@ -6,16 +6,16 @@
 //!   connector ─── the peers of open connections ─┘
 //! ```
 //!
-//! The model serves no Service at these addresses. Otherwise the Service would cut the node off
-//! from the API server, and a correction of the Service could never arrive.
+//! The model serves no Service at these addresses. Otherwise a Service with such an external IP
+//! would cut the node off from the API server, and its correction could never arrive.
 //!
-//! - The model receives each address before the first connection to it. The program can also remove
-//!   the entries that redirect the address to Services first ([`ConnectHooks`]).
-//! - Each new connection resolves the name. The name is also resolved every [`RESOLVE_PERIOD`],
-//!   because a connection lives for hours, during which the addresses may change.
-//! - An address stays for [`KEPT`] after its name no longer resolves to it. Many names rotate
+//! - The model receives each address before the first connection to it. A hook ([`ConnectHooks`])
+//!   can remove kernel entries that redirect the address to a Service.
+//! - The server's name is resolved for each new connection, and every [`RESOLVE_PERIOD`]. A
+//!   connection may live for hours, and the addresses may change meanwhile.
+//! - An address is kept for [`KEPT`] after the last lookup that returned it. Many names rotate
 //!   through more addresses than one DNS response contains.
-//! - If the resolver fails, the last addresses stay valid.
+//! - If a lookup fails, the name's last addresses stay in use.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -41,23 +41,24 @@ use tracing::debug;
 
 use super::backoff::up_to;
 
-/// Time between two lookups of a name.
+/// Time between two periodic lookups of the API server's host name.
 const RESOLVE_PERIOD: Duration = Duration::from_secs(30);
-/// Longest random time that is added to [`RESOLVE_PERIOD`]. Nodes that started together then
+/// Longest random time that is added to [`RESOLVE_PERIOD`], so that nodes that started together
 /// resolve the name at different times.
 const SPREAD: Duration = Duration::from_secs(5);
-/// Time for which an address stays after the last lookup that returned it. An address with an open
-/// connection stays in any case.
+/// Time for which an address is kept after the last lookup that returned it. An address with an
+/// open connection is kept longer.
 const KEPT: Duration = Duration::from_mins(15);
 
-/// Function that looks up the addresses of a name.
+/// Function that looks up the IP addresses of a host name.
 pub type Resolve = Arc<dyn Fn(String) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> + Send + Sync>;
 
-/// Function that prepares the node for connections to these addresses. For example, it removes the
-/// entries that redirect these addresses to Services.
+/// Function that prepares the node for connections to the given addresses. The daemon's function
+/// removes kernel entries that redirect these addresses to Services.
 pub type Clear = Arc<dyn Fn(Vec<SocketAddr>) -> BoxFuture<'static, ()> + Send + Sync>;
 
-/// Functions that run before a connection to an API server.
+/// Functions that the client runs before each connection to the API server: name lookup and
+/// [`Clear`].
 #[derive(Clone)]
 pub struct ConnectHooks {
     resolve: Resolve,
@@ -65,7 +66,7 @@ pub struct ConnectHooks {
 }
 
 impl Default for ConnectHooks {
-    /// Returns hooks that use the system's resolver and prepare nothing.
+    /// Returns hooks that resolve names with the system's resolver, and do nothing else.
     fn default() -> Self {
         let resolve = |name: String| -> BoxFuture<'static, io::Result<Vec<IpAddr>>> {
             Box::pin(async move {
@@ -120,7 +121,8 @@ impl ApiServerAddresses {
     }
 }
 
-/// The peer of connections: the API server, or the proxy in front of it.
+/// Host and port to which the client connects: those of the API server, or of the proxy in front of
+/// it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ServerPeer {
     pub(super) host: String,
@@ -128,7 +130,8 @@ pub(super) struct ServerPeer {
 }
 
 impl ServerPeer {
-    /// Returns the host and port of a URL, or `None` if the URL has no host.
+    /// Returns the host and port of a URL (by default port 80 or 443), or `None` if the URL has no
+    /// host.
     pub(super) fn of(url: &Uri) -> Option<Self> {
         let host = url.host()?.trim_start_matches('[').trim_end_matches(']');
         let is_plain = url.scheme() == Some(&Scheme::HTTP);
@@ -164,7 +167,7 @@ struct AddressBook {
 /// Reasons to keep an address. The address is removed once no reason applies.
 #[derive(Debug, Default)]
 struct Entry {
-    /// True if the kubeconfig contains the address itself.
+    /// True if the URL of the server or proxy contains this IP address instead of a name.
     is_given: bool,
     /// Name that resolves to the address, and the time of the last look-up that returned the
     /// address. `None` if no look-up has returned it.
@@ -219,7 +222,7 @@ impl Addresses {
         all.collect()
     }
 
-    /// Sends all addresses to the receiver: now, and after each change.
+    /// Returns a receiver that gets all addresses now, and again after each change.
     pub(super) fn subscribe(&self) -> UnboundedReceiver<Vec<SocketAddr>> {
         let (sender, receiver) = unbounded_channel();
         let mut known = self.known();
@@ -228,8 +231,8 @@ impl Addresses {
         receiver
     }
 
-    /// Calls `change` with the entries. If the addresses have changed, sends them to the
-    /// subscribers.
+    /// Applies `change` to the entries, and removes entries that no reason keeps. If this changes
+    /// the set of addresses, sends all addresses to the subscribers.
     fn change(&self, now: Instant, change: impl FnOnce(&mut BTreeMap<SocketAddr, Entry>)) {
         let mut known = self.known();
         let before: Vec<SocketAddr> = known.entries.keys().copied().collect();
@@ -244,7 +247,8 @@ impl Addresses {
         known.subscribers = subscribers;
     }
 
-    /// Looks up a target's name. If the resolver fails, returns the name's last addresses.
+    /// Looks up the host name `name`. If the resolver fails, returns the name's last addresses, or
+    /// the error if there are none.
     async fn resolve(&self, name: &str) -> io::Result<Vec<IpAddr>> {
         let found = (self.0.hooks.resolve)(name.to_owned()).await;
         let ports = self.ports(name);
@@ -268,7 +272,8 @@ impl Addresses {
                     if let Some((of, when)) = &mut entry.resolved
                         && *of == name
                     {
-                        // The resolver failed, so the last result stays valid.
+                        // Keeps the address, because a failed lookup does not show that the name
+                        // has lost it.
                         *when = now;
                         last.push(at.ip());
                     }
@@ -283,7 +288,7 @@ impl Addresses {
         }
     }
 
-    /// Returns the ports of the targets with this name.
+    /// Returns the ports of all targets whose host is `name`.
     fn ports(&self, name: &str) -> Vec<u16> {
         let targets = self.0.targets.iter().filter(|of| of.host == name);
         targets.map(|target| target.port).collect()
@@ -293,7 +298,8 @@ impl Addresses {
         (self.0.hooks.clear)(addresses).await;
     }
 
-    /// Looks up all names now and after every [`RESOLVE_PERIOD`]. Never ends.
+    /// Looks up the host names of all targets now, and again after each [`RESOLVE_PERIOD`]. Never
+    /// returns.
     pub(super) async fn follow(self) {
         let is_named = |target: &&ServerPeer| target.address().is_none();
         let names = self.0.targets.iter().filter(is_named);
@@ -313,7 +319,8 @@ impl Addresses {
     }
 }
 
-/// Resolver for connections. It also prepares the node for connections to the resolved addresses.
+/// Resolver of the HTTP connector. Before it returns a name's addresses, it runs the [`Clear`] hook
+/// on them.
 #[derive(Clone)]
 pub(super) struct Resolver(Addresses);
 
@@ -337,14 +344,14 @@ impl Service<Name> for Resolver {
                 ports.map(|port| SocketAddr::new(*ip, *port)).collect()
             };
             addresses.clear(found.iter().flat_map(at).collect()).await;
-            // The connector replaces the port, so any port number works here.
+            // Port 0 is a placeholder, which the connector replaces with the URL's port.
             let found: Vec<_> = found.into_iter().map(|ip| SocketAddr::new(ip, 0)).collect();
             Ok(found.into_iter())
         })
     }
 }
 
-/// Connector that records the peer of each open connection.
+/// Connector that counts the open connections to each peer in [`Addresses`].
 #[derive(Clone)]
 pub(super) struct Dial {
     addresses: Addresses,
@@ -382,8 +389,8 @@ impl Service<Uri> for Dial {
             connector,
         } = self.clone();
         Box::pin(async move {
-            // For a name, the connector itself resolves the name and prepares the node. For an
-            // address in the URL, this code prepares the node.
+            // Runs the [`Clear`] hook if the URL contains an IP address. For a host name,
+            // [`Resolver`] runs the hook.
             let given = ServerPeer::of(&url).and_then(|target| target.address());
             if let Some(at) = given {
                 addresses.clear(vec![at]).await;

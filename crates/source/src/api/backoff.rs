@@ -38,8 +38,8 @@ const MOST_UNCONNECTED: Duration = Duration::from_secs(5);
 const MOST_ANSWERED: Duration = Duration::from_secs(30);
 /// Longest delay between attempts while the API server does not serve an optional kind.
 const MOST_UNTOLD: Duration = Duration::from_mins(5);
-/// Time without a failure after which the waits begin again with the first wait. The longest wait
-/// is added to this time. Each row of the table in the module's description counts separately.
+/// Time without a failure, beyond the longest wait, after which a row of the table in the module's
+/// description begins again with its first wait.
 const FORGOTTEN: Duration = Duration::from_mins(2);
 
 /// Work that a failed attempt causes on the API server.
@@ -53,7 +53,7 @@ pub enum Cost {
     Optional,
 }
 
-/// Waits between the attempts of one watch, or between attempts to send one event.
+/// Waits between the attempts of one watch, or between attempts to send one Kubernetes event.
 #[derive(Debug, Default)]
 pub struct Backoff {
     unconnected: Steps,
@@ -126,7 +126,7 @@ mod tests {
         // Failures while a server was down do not lengthen the waits after it replies.
         let wanted = [800, 1600, 3200, 6400, 12_800, 25_600, 30_000, 30_000];
         assert_eq!(of(Cost::Something), wanted);
-        // Waits also grow if a server starts and stops repeatedly.
+        // A server that starts and stops repeatedly shortens neither wait.
         assert_eq!(longest(Cost::Nothing), 5000);
         assert_eq!(longest(Cost::Something), 30_000);
         backoff.reset();

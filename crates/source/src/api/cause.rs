@@ -1,4 +1,4 @@
-//! Texts of errors.
+//! Formats errors as text for log lines.
 
 /// Returns the text of the innermost error, without the errors that wrap it.
 pub(super) fn root_cause(error: &dyn std::error::Error) -> String {
@@ -9,7 +9,8 @@ pub(super) fn root_cause(error: &dyn std::error::Error) -> String {
     cause.to_string()
 }
 
-/// Returns the text of an error. `kube` puts file names in two kinds of quotes; the text has one.
+/// Returns the text of an error. Where `kube` writes a file name in two kinds of quotes
+/// (`'"ca.crt"'`), keeps only the single quotes.
 pub(super) fn quoted_once(error: &dyn std::error::Error) -> String {
     error.to_string().replace("'\"", "'").replace("\"'", "'")
 }

@@ -1,4 +1,4 @@
-//! Connections to the API server, and the certificates that they need.
+//! Opens connections to the API server, and reads the certificate files that they need.
 //!
 //! **Files.** Requests are few. So before each request, this module reads the files that the
 //! kubeconfig names. The module `token` reads the token file.
@@ -47,18 +47,20 @@ use super::tunnel::Tunnel;
 /// Time limit for connecting. The kernel resends the SYN after 1, 3, 7 and 15 s. If the server
 /// returns after 8 s, a longer limit would delay the connection until 15 s.
 const CONNECT: Duration = Duration::from_secs(10);
-/// Silence before the first probe of a connection. Further probes follow every [`PROBES`].
+/// Silence on a connection before the kernel's first TCP keep-alive probe. Further probes follow
+/// every [`PROBES`].
 const IDLE: Duration = Duration::from_secs(15);
 const PROBES: Duration = Duration::from_secs(5);
-/// Time without any acknowledgement after which a connection counts as dead, even if it is in use.
+/// Time without an acknowledgement from the peer after which the kernel closes a connection
+/// (`TCP_USER_TIMEOUT`).
 const GONE: Duration = Duration::from_secs(30);
-/// Time after which an idle connection is closed. If the peer of an idle connection has vanished,
-/// the next request on the connection waits for [`GONE`] before it is repeated.
+/// Time after which the pool closes an idle connection. If the peer of an idle connection has
+/// vanished, the next request on the connection waits for [`GONE`] before it is repeated.
 const SPARE: Duration = Duration::from_secs(5);
 
 type Pool = BoxCloneService<Request<Body>, Response<Incoming>, legacy::Error>;
 
-/// Sender of requests to one server. Clones share the connections.
+/// Service that sends requests to one API server. Clones share the connections.
 #[derive(Clone)]
 pub(super) struct Connection(Arc<Shared>);
 
@@ -70,7 +72,8 @@ struct Shared {
     current: Mutex<(FileContents, Pool)>,
 }
 
-/// Files that TLS needs. `None`: the kubeconfig has no such file or contains its data.
+/// Certificate and key files that the kubeconfig names. `None`: not configured, or configured as
+/// inline data.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Files {
     /// File with the certificate of the CA that signed the server's certificate
@@ -118,7 +121,8 @@ impl Connection {
 }
 
 impl Shared {
-    /// Returns the connection pool for a request. Opens a new pool if a file changed.
+    /// Returns the connection pool for a request. If a certificate file has changed and is valid,
+    /// this is a new pool.
     fn pool(&self) -> Pool {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         let found = self.files.read();
@@ -182,7 +186,7 @@ impl Service<Request<Body>> for Connection {
     }
 }
 
-/// Creates a client with its own pool. Uses the proxy if one is configured.
+/// Creates a pool of connections to the API server, through `proxy` if given.
 fn pool(
     config: &Config,
     files: &Files,
@@ -229,8 +233,8 @@ where
     })
 }
 
-/// Reports whether the server's URL is plain HTTP and no certificates are configured, so that TLS
-/// is not needed. Configured certificates are always loaded, because their errors must be reported.
+/// Reports whether the connections need no TLS: the URL is plain HTTP, and no certificates are
+/// configured. Configured certificates are always loaded, so that the client reports their errors.
 fn is_plain(config: &Config) -> bool {
     let user = &config.auth_info;
     let given = [
@@ -253,7 +257,8 @@ pub(super) fn is_none(error: &(dyn std::error::Error + 'static)) -> bool {
     failed.is_some_and(legacy::Error::is_connect)
 }
 
-/// Returns the CAs against which the certificates of peers are checked.
+/// Returns the CAs that the client trusts to sign the certificate of the server or of an HTTPS
+/// proxy.
 fn authorities(config: &Config, files: &Files) -> Authorities {
     match &files.authority {
         Some(file) => Authorities::Of(file.clone()),

@@ -17,7 +17,7 @@ use percent_encoding::percent_decode_str;
 use super::addresses::ServerPeer;
 use super::server_url;
 
-/// Protocol of a proxy.
+/// Protocol that the client speaks with a proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Protocol {
     /// HTTP, with `CONNECT`.
@@ -58,8 +58,8 @@ impl fmt::Debug for Proxy {
     }
 }
 
-/// Returns the proxy to use, if any. `given` is the proxy in the kubeconfig. `variable` returns the
-/// value of an environment variable.
+/// Returns the proxy for connections to `server`, or `None` for direct connections. `given` is the
+/// kubeconfig's `proxy-url`. `variable` returns the value of an environment variable.
 pub(super) fn choose(
     given: Option<&str>,
     server: &Uri,
@@ -91,7 +91,8 @@ pub(super) fn choose(
 }
 
 impl Proxy {
-    /// Parses a URL. Errors never quote the URL, because it may contain a password.
+    /// Parses a proxy's URL, by default with the scheme `http`. Errors never quote the URL, because
+    /// it may contain a password.
     fn parse(text: &str) -> Result<Self, String> {
         let (scheme, rest) = text.split_once("://").unwrap_or(("http", text));
         let (protocol, scheme, port) = match &*scheme.to_lowercase() {
@@ -124,7 +125,7 @@ impl Proxy {
         })
     }
 
-    /// Checks that the proxy can be used for this server.
+    /// Checks that user name, password and `server`'s host fit into `hyper-util`'s SOCKS messages.
     fn check(&self, server: &Uri) -> Result<(), String> {
         /// Largest total length of user, password and host in `hyper-util`'s SOCKS messages.
         const ROOM: usize = 249;
@@ -150,12 +151,13 @@ fn user_of(url: &Uri) -> Option<(String, String)> {
     Some((decoded(name), decoded(password)))
 }
 
-/// Reports whether this program reaches the server without a proxy. True for this host itself and
-/// for servers in `NO_PROXY`. An entry of `NO_PROXY` is one of these, with or without a port:
+/// Reports whether the client connects to the server without a proxy. True for `localhost`, for
+/// loopback addresses and for servers in `NO_PROXY`. An entry of `NO_PROXY` is one of these, with
+/// or without a port:
 ///
 /// - `*`, an address, or a network;
-/// - a name, which includes all names below it;
-/// - a name with a leading dot, which includes only the names below it.
+/// - a domain name, which includes its subdomains;
+/// - a domain name with a leading dot, which includes only its subdomains.
 fn is_exempt(server: &Uri, no_proxy: &str) -> bool {
     let Some(target) = ServerPeer::of(server) else {
         return false;

@@ -1,5 +1,5 @@
-//! Address of the API server for a Pod, from the Pod's environment, with the CA and token that the
-//! kubelet mounts. The result is a kubeconfig, so that the same code handles Pods and kubeconfigs.
+//! Builds a kubeconfig for a Pod, from its environment variables and from the CA and token that the
+//! kubelet mounts. So the same code handles Pods and kubeconfig files.
 
 use std::path::Path;
 
@@ -9,8 +9,8 @@ use serde_json::json;
 /// Directory in which the kubelet mounts a Pod's service account credentials.
 pub(super) const FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// Builds the kubeconfig. `variable` returns the value of an environment variable. If a variable is
-/// missing, the error names it.
+/// Builds a kubeconfig that names the CA and token files in `folder`. `variable` returns the value
+/// of an environment variable. The error names a missing variable.
 pub(super) fn kubeconfig(
     folder: &Path,
     variable: impl Fn(&str) -> Option<String>,

@@ -18,7 +18,7 @@ use json::JsonList;
 pub(super) use meta::Meta;
 use protobuf::ProtobufList;
 
-/// Reader of a list.
+/// Reader of a list response in JSON or protobuf, object by object.
 pub(super) struct List(Form);
 
 enum Form {
@@ -37,7 +37,7 @@ impl List {
     }
 
     /// Returns the next object, or `None` at the end. The outer result is an error if the whole
-    /// list cannot be read. The inner result is an error if only this object cannot be identified.
+    /// list cannot be read. The inner result is an error if this object has no name.
     pub(super) async fn next(&mut self) -> Result<Option<Result<DecodedObject, MissingName>>, End> {
         match &mut self.0 {
             Form::Json(list) => list.next().await,

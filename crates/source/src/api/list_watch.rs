@@ -24,9 +24,9 @@
 //! 1. After a failure, the first request checks that the server has reached the last seen version.
 //! 2. If the server has not reached this version, or has lost later changes, a list follows at
 //!    once.
-//! 3. An outage therefore has only one wait, with the length that `backoff` chooses.
+//! 3. So a list after an outage needs no further wait.
 //!
-//! No other failure causes a list. After a rejected request (429, 5xx), a timeout or a broken
+//! Most other failures cause no list. After a rejected request (429, 503), a timeout or a broken
 //! connection, the watch continues from the last version.
 //!
 //! # Why not `kube::runtime::watcher`
@@ -82,14 +82,14 @@ const SPREAD: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(90);
 /// Time after which an open watch counts as successful, even without an event.
 const SETTLED: Duration = Duration::from_secs(1);
-/// Number of times that this task yields before a request. Meanwhile, the tasks of the previous
-/// connection can finish (reader, waiter for the end, owner), so that the request can reuse it.
+/// Number of times that this task yields before a request, so that the previous request's tasks
+/// (reader, waiter for the end, owner) can finish and release its connection.
 const HANDOVER: usize = 4;
-/// Number of consecutive times that a watch may break at an unreadable event without progress. Then
-/// a list replaces the watch, because a list skips the unreadable event.
+/// Number of consecutive watches that end at an unreadable event before a list replaces the watch.
+/// The list skips this event.
 const STUMBLES_MAX: u32 = 2;
-/// Number of consecutive responses with status 500 to requests with a minimum version. The next
-/// request then has no minimum version, because the server may be unable to read that version.
+/// Number of consecutive responses with status 500 after which a request omits its minimum version,
+/// because the server may be unable to read that version.
 const REFUSALS_MAX: u32 = 2;
 /// Largest number of bytes that are read from an unneeded response. The connection can be reused
 /// only after its response has been read.
@@ -116,12 +116,11 @@ pub(super) struct ListWatch {
     unstreamed: Option<Instant>,
     /// True if the server returned a list in pages, which shows that it has no watch cache.
     has_pages: bool,
-    /// Resource version up to which all changes are known. `None` before the first list, or after
-    /// the version was lost.
+    /// Resource version up to which the receiver has all events. `None`: a list is needed.
     version: Option<String>,
     /// Minimum resource version of the next list, which keeps objects from going back in time.
     next_list: Age,
-    /// True if the server was down after the last list, so its storage may be another one now.
+    /// True after a failure, until the server proves that it has reached `version`.
     is_in_doubt: bool,
     /// Number of consecutive watches that broke at an unreadable event.
     stumbles: u32,
@@ -133,9 +132,9 @@ pub(super) struct ListWatch {
     untold: Option<u16>,
     /// `Retry-After` of the last response, or `None` if the response had none.
     retry_after: Option<Duration>,
-    /// Time at which the current connection completed the list. `None`: not yet.
+    /// Time at which the current request's list was complete (or its watch began). `None`: not yet.
     listed: Option<Instant>,
-    /// True if the current connection has delivered any object or bookmark.
+    /// True if the current request delivered an object or bookmark, or lasted for [`SETTLED`].
     has_progressed: bool,
     complaints: Complaints,
 }
@@ -314,7 +313,7 @@ impl ListWatch {
         }
     }
 
-    /// Continues without an optional kind that the server does not offer.
+    /// Continues without an optional kind that the server rejects (403 or 404). Logs this once.
     async fn go_without(&mut self, code: u16, message: &str) -> Result<(), End> {
         let kind = self.resource.kind;
         self.outage.end(kind);
@@ -332,7 +331,7 @@ impl ListWatch {
                 warn!("{beginning}: {message}; {end}; its role is to allow {right}");
             }
         }
-        // Ends the list, although it may lack objects: consumers wait for the end of the list.
+        // Ends the list, although it lacks objects: the receiver waits for the end of each list.
         let is_whole = false;
         self.send(Event::ListComplete { kind, is_whole }).await
     }
@@ -357,8 +356,8 @@ impl ListWatch {
         followed
     }
 
-    /// Reports whether the server rejects only the requested version. The server must have rejected
-    /// the version often enough, and must accept a request without a version.
+    /// Reports whether the server fails only at the requested version: it replied 500 to
+    /// [`REFUSALS_MAX`] requests with a version, but accepts a request without one.
     async fn is_unreadable(&mut self) -> bool {
         self.refusals = match self.asked {
             VersionConstraint::NotOlder => self.refusals + 1,
@@ -378,7 +377,7 @@ impl ListWatch {
         }
     }
 
-    /// Requests one object at `version` or later. Fails if the server has not reached `version`.
+    /// Checks, with a request for one object, that the server has reached `version`.
     async fn is_reached(&mut self, version: &str) -> Result<(), End> {
         let answer = self.ask(&self.resource.glance(version)).await?;
         let rest = read_rest(answer);
@@ -480,7 +479,7 @@ impl ListWatch {
         }
     }
 
-    /// Handles one event of a watch.
+    /// Decodes one watch event, sends it to the receiver, and records its resource version.
     async fn event(
         &mut self,
         format: Format,
@@ -519,7 +518,7 @@ impl ListWatch {
             }
             WatchEvent::Refused(status) => return Err(status.into()),
         };
-        // While the list is incomplete, objects with lower versions may still follow.
+        // Records no version within a list, because objects with lower versions may follow.
         if list.is_none() {
             if let Some(version) = version {
                 self.reached(version.into());
@@ -529,7 +528,7 @@ impl ListWatch {
         Ok(())
     }
 
-    /// Sends one object to the receiver of the events.
+    /// Sends one object to the receiver of the events, and logs its problems.
     async fn tell(
         &mut self,
         object: Result<DecodedObject, MissingName>,

@@ -71,7 +71,8 @@ pub(super) struct Outage {
 #[derive(Debug, Default)]
 struct State {
     failing: HashMap<Kind, OngoingOutage>,
-    /// Kinds of objects whose state is known. During an outage, the proxy keeps serving this state.
+    /// Kinds that were listed or watched at least once. During an outage, the proxy serves their
+    /// last known state.
     known: HashSet<Kind>,
 }
 
@@ -117,7 +118,8 @@ impl Outage {
         }
     }
 
-    /// Records a failure. Logs a warning unless the outage was logged before.
+    /// Records that `kind` cannot be listed or watched. Logs a warning only if this begins a new
+    /// outage.
     pub(super) fn begin(&self, kind: Kind, failure: Failure) {
         match self.news(kind, failure) {
             Ok(line) => warn!("{line}"),
@@ -125,7 +127,8 @@ impl Outage {
         }
     }
 
-    /// Records that a kind is listed or watched again, and logs the end of the outage.
+    /// Records that `kind` is listed or watched again. Logs the end of the outage if no other kind
+    /// fails.
     pub(super) fn end(&self, kind: Kind) {
         if self.ends(kind) {
             info!("API server {}: all is watched again", self.url);
@@ -133,7 +136,7 @@ impl Outage {
         }
     }
 
-    /// Waits until an outage ends. The server may then run another version.
+    /// Waits for the end of an outage, after which the server may run another Kubernetes version.
     pub(super) async fn over(&self) {
         self.over.notified().await;
     }

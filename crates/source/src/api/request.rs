@@ -23,10 +23,10 @@ const PROTOBUF_OR_JSON: &str = "application/vnd.kubernetes.protobuf,application/
 /// Number of objects in a page, if the server needs pages. 500 EndpointSlices with 50 endpoints
 /// each are 8 MB of JSON.
 const PAGE: &str = "500";
-/// Maximum number of bytes that are unpacked in one step.
+/// Size of the buffer for decompressed bytes.
 const UNPACKED: usize = 64 << 10;
 
-/// A kind of object to list and watch.
+/// A kind of object to list and watch, with its API path and selectors.
 pub(super) struct Resource {
     pub(super) kind: Kind,
     pub(super) need: Need,
@@ -50,7 +50,7 @@ pub(super) enum Need {
     },
 }
 
-/// Minimum version of the objects in a list.
+/// Minimum resource version that a list request demands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Age {
     /// Any version that the server's watch cache has, even a stale version.
@@ -77,9 +77,10 @@ pub(super) enum Paging<'a> {
 impl Resource {
     /// Returns the URL of a list.
     ///
-    /// Only a list of [`Age::Any`] has a limit. A watch cache ignores the limit. A server without a
-    /// watch cache needs the limit: otherwise it would read all objects in one piece. In other
-    /// lists, a limit would bypass the watch cache.
+    /// Callers page only lists of [`Age::Any`], and lists of a server that has returned pages. For
+    /// [`Age::Any`], a watch cache ignores the limit. A server without a watch cache would
+    /// otherwise read all objects in one piece. In other lists, a limit would bypass the watch
+    /// cache.
     pub(super) fn list(&self, age: &Age, paging: Paging<'_>) -> String {
         let mut query = self.query();
         match paging {
@@ -103,7 +104,7 @@ impl Resource {
         query.finish()
     }
 
-    /// Returns the URL of a single object at `version` or later.
+    /// Returns the URL of a list of at most one object, at resource version `version` or later.
     pub(super) fn glance(&self, version: &str) -> String {
         self.query()
             .append_pair("limit", "1")
@@ -112,7 +113,7 @@ impl Resource {
             .finish()
     }
 
-    /// Returns the URL of a single object of any version.
+    /// Returns the URL of a list of at most one object, without a resource version.
     pub(super) fn sample(&self) -> String {
         self.query().append_pair("limit", "1").finish()
     }
@@ -155,7 +156,7 @@ impl Resource {
     }
 }
 
-/// Builds a request for a URL.
+/// Builds a GET request for a URL. Its `Accept` headers allow gzip, and protobuf if configured.
 pub(super) fn get(target: &str, content_type: ContentType) -> http::Result<Request<Body>> {
     let accepted = match content_type {
         ContentType::Protobuf => PROTOBUF_OR_JSON,
@@ -218,7 +219,7 @@ impl ResponseStream {
     }
 }
 
-/// Unpacks gzip. Returns bytes as soon as they have arrived, before the end of the response.
+/// Decompresses gzip. Yields bytes as soon as they have arrived, before the end of the response.
 pub(super) fn unpacked(packed: impl AsyncBufRead + Send) -> impl AsyncBufRead + Send {
     let mut unpacked = GzipDecoder::new(packed);
     unpacked.multiple_members(true);

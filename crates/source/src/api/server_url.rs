@@ -7,7 +7,7 @@ use crate::error::StartError;
 /// Advice to an operator who gave an invalid URL.
 pub(super) const EXAMPLE: &str = "give a URL such as https://10.0.0.1:6443";
 
-/// Returns a URL without user and password.
+/// Returns a URL without user, password and query.
 pub(super) fn without_user(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
         return url.to_owned();

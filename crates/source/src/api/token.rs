@@ -24,7 +24,7 @@ pub(super) struct FromFile<S = ()> {
     file: Option<Arc<Path>>,
 }
 
-/// Error of reading a token.
+/// Error of reading a service account's token from its file.
 #[derive(Debug, thiserror::Error)]
 #[error("no token in {}: {why}", file.display())]
 struct TokenError {
@@ -34,7 +34,8 @@ struct TokenError {
 
 impl FromFile {
     /// Removes the token file from the user's settings, and returns the layer that reads this file.
-    /// Also removes the inline token, which is for programs that cannot read the file.
+    /// If the user has a token file, also removes the inline token, because the file has
+    /// precedence.
     pub(super) fn take(user: &mut AuthInfo) -> Self {
         let file = user.token_file.take();
         if file.is_some() {

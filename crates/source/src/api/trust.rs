@@ -59,7 +59,7 @@ impl std::fmt::Display for Authorities {
 }
 
 impl Authorities {
-    /// Explains a TLS failure with this peer.
+    /// Explains a TLS error on a connection to `peer`, with advice for the operator.
     pub(super) fn untrusted(&self, error: &rustls::Error, peer: Peer) -> Untrusted {
         use rustls::Error::{AlertReceived, InvalidCertificate};
         let (why, advice) = match error {

@@ -1,4 +1,4 @@
-//! Connections through a proxy.
+//! Connects to the API server through an HTTP, HTTPS or SOCKS 5 proxy.
 //!
 //! ```text
 //!   http    TCP ─────────▶ CONNECT server:port ─▶ as if it were the server
@@ -11,7 +11,7 @@
 //! certificate must be valid for the proxy's host. `tls-server-name` applies only to the server.
 //! (client-go also applies this name to the proxy.)
 //!
-//! **`hyper-util`.** This module uses only the SOCKS client of `hyper-util`, for two reasons:
+//! **`hyper-util`.** This module uses only the SOCKS handshake of `hyper-util`, for two reasons:
 //!
 //! - The `CONNECT` client of `hyper-util` does not distinguish a proxy that forbids the target from
 //!   a proxy that cannot reach the server.
@@ -75,8 +75,8 @@ const OPENING: Duration = Duration::from_secs(30);
 const NOT_ACCEPTABLE: &str = "server does not support user/pass authentication";
 
 impl<C> Tunnel<C> {
-    /// Creates a connector. If `inner` connects to the proxy over TLS, the CAs in `authorities`
-    /// check the proxy's certificate.
+    /// Creates a connector. If `inner` connects to the proxy over TLS, it checks the proxy's
+    /// certificate against `authorities`, which errors name.
     pub(super) fn new(proxy: Proxy, authorities: Authorities, inner: C) -> Self {
         Self {
             way: Arc::new(ProxyRoute { proxy, authorities }),
@@ -136,7 +136,8 @@ impl ProxyRoute {
         }
     }
 
-    /// Connects to the proxy.
+    /// Opens a connection to the proxy. The error says whether the proxy is unreachable or its
+    /// certificate untrusted.
     async fn reach<C>(&self, connector: C) -> Result<C::Response, ProxyError>
     where
         C: Service<Uri>,
@@ -162,7 +163,7 @@ impl ProxyRoute {
         })
     }
 
-    /// Requests a tunnel from an HTTP proxy.
+    /// Requests a tunnel to `target` from an HTTP proxy, with `CONNECT`.
     async fn connect<T>(&self, stream: T, target: &Uri) -> Result<T, ProxyError>
     where
         T: Read + Write + Send + Unpin + 'static,

@@ -10,7 +10,8 @@ use ipnet::IpNet;
 /// Number of bits before the IPv4 address in an IPv4-mapped IPv6 address.
 const MAPPED: u8 = 96;
 
-/// Parses an address. Returns `None` if the text is not an address.
+/// Parses an IP address, and converts an IPv4-mapped IPv6 address to IPv4. Returns `None` for other
+/// text.
 pub fn ip(text: &str) -> Option<IpAddr> {
     match text.parse::<IpAddr>() {
         Ok(address) => Some(address.to_canonical()),

@@ -63,7 +63,7 @@ pub(crate) enum Content {
     Unusable,
 }
 
-/// An object that the proxy serves.
+/// An object of one of the four kinds, in the model's compact form.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Object {
     Service(Service),
@@ -73,7 +73,7 @@ pub(crate) enum Object {
 }
 
 impl DecodedObject {
-    /// Returns the event for the model.
+    /// Returns the event that tells the model about this object.
     pub(crate) fn into_event(self) -> Event {
         self.content.into_event(self.key)
     }

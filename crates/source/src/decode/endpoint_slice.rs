@@ -92,7 +92,7 @@ pub(crate) fn endpoint_slice(wire: wire::EndpointSlice<'_>) -> Result<DecodedObj
     Ok(findings.proxied(Object::EndpointSlice(slice)))
 }
 
-/// Placements by their content: the node, its zone, and the nodes and zones in the hints.
+/// Placements of endpoints with hints, by node, zone, and the nodes and zones in the hints.
 type Placements<'a> = HashMap<PlacementKey<'a>, Arc<Placement>>;
 
 type PlacementKey<'a> = (&'a str, &'a str, &'a [Named<'a>], &'a [Named<'a>]);
@@ -173,9 +173,9 @@ fn placement(
     })
 }
 
-/// Returns the placement, without hints, of an endpoint on `node`. EndpointSlices repeat the same
-/// few thousand placements, so each placement is allocated only once. Separate allocations would
-/// take a third of the time for decoding a list.
+/// Returns the placement that all endpoints without hints on `node` share. EndpointSlices repeat
+/// the same few thousand placements, so each placement is allocated only once. Separate allocations
+/// would take a third of the time for decoding a list.
 fn on_node(node: &str, zone: &str) -> Arc<Placement> {
     /// Number of placements at which the cache is cleared. Kubernetes supports fewer nodes.
     const MOST: usize = 8192;

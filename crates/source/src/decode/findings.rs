@@ -16,8 +16,8 @@ const NAME_BYTES_MAX: usize = 253;
 /// Maximum number of stored problems of an object.
 const PROBLEMS_MAX: usize = 1_000;
 
-/// Reports whether a text can be the name of any object. The API has stricter rules for single
-/// kinds.
+/// Reports whether a text can be the name of an object of some kind. The API's rules for a single
+/// kind are stricter.
 pub(super) fn is_name(text: &str) -> bool {
     let is_plain =
         |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b':');
@@ -55,7 +55,7 @@ impl Findings {
         })
     }
 
-    /// Adds a problem of a field that has this text value.
+    /// Adds a problem of `field`, which quotes at most [`SHOWN_MAX`] characters of `value`.
     pub(super) fn text(
         &mut self,
         field: impl Into<String>,
@@ -73,8 +73,8 @@ impl Findings {
         self.value(field, shown, advice);
     }
 
-    /// Checks the object's name. The name will appear in the log, in comments of rules, in names of
-    /// chains, and in labels of metrics.
+    /// Checks the object's name and namespace, which appear in the log, in rule comments, in chain
+    /// names and in metric labels.
     pub(super) fn is_well_named(&mut self) -> bool {
         let (name, namespace) = (self.key.name.name(), self.key.name.namespace());
         let wrong = [("metadata.name", name), ("metadata.namespace", namespace)]
@@ -92,7 +92,8 @@ impl Findings {
         wrong.is_none()
     }
 
-    /// Checks a port's name, which may be empty. Returns `None` if the name is invalid.
+    /// Returns a port's name, which may be empty. If the name is invalid, adds a problem and
+    /// returns `None`.
     pub(super) fn port_name<'a>(
         &mut self,
         field: impl FnOnce() -> String,
@@ -111,7 +112,7 @@ impl Findings {
         None
     }
 
-    /// Adds a problem of a field that has this value.
+    /// Adds a problem of `field`. Does nothing if the object already has [`PROBLEMS_MAX`] problems.
     pub(super) fn value(
         &mut self,
         field: impl Into<String>,
@@ -177,7 +178,8 @@ impl Findings {
         }
     }
 
-    /// Parses an address of a single host. Loopback addresses are invalid.
+    /// Parses the address of a single host. If the text is another address or none, adds a problem
+    /// and returns `None`.
     pub(super) fn address(&mut self, field: impl FnOnce() -> String, text: &str) -> Option<IpAddr> {
         if let Some(ip) = address::ip(text) {
             return self.host(field, ip);
@@ -196,7 +198,7 @@ impl Findings {
         self.usable(field, ip, what)
     }
 
-    /// Checks that an address can belong to a pod.
+    /// Checks that a pod can have the address, which must be neither loopback nor link-local.
     pub(super) fn endpoint(
         &mut self,
         field: impl FnOnce() -> String,
@@ -240,7 +242,8 @@ impl Findings {
         }
     }
 
-    /// Checks a port number, which must not be 0.
+    /// Returns a port number from 1 to 65535. For another number, adds a problem and returns
+    /// `None`.
     pub(super) fn port(
         &mut self,
         field: impl FnOnce() -> String,

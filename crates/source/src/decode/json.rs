@@ -13,7 +13,7 @@ use super::status::Status;
 use super::watch_event::WatchEvent;
 use super::wire;
 
-/// Event of a watch.
+/// A watch event in JSON, whose object is not decoded yet.
 #[derive(Deserialize)]
 struct Event<'a> {
     #[serde(borrow, rename = "type")]
@@ -96,8 +96,8 @@ fn headed(kind: Kind, json: &str) -> Result<Findings, MissingName> {
     Findings::new(kind, &headed.metadata.unwrap_or_default())
 }
 
-/// Returns the text just before an error. This text helps more than line and column, because an
-/// object is often one long line.
+/// Returns at most 40 bytes of text before an error's position. They help more than line and
+/// column, because an object is often one long line.
 fn before<'a>(json: &'a str, error: &serde_json::Error) -> &'a str {
     const LENGTH: usize = 40;
     let line_start: usize = json

@@ -10,9 +10,9 @@ use super::service::service;
 use super::service_cidr::service_cidr;
 use super::wire;
 
-/// Wire type of an object.
+/// Wire type of a kind of object, which can be decoded from JSON, YAML and protobuf.
 pub(crate) trait Wire<'a>: Deserialize<'a> + Message<'a> {
-    /// Converts the object to its compact form.
+    /// Validates the object, and converts it to the model's compact form.
     fn decode(self) -> Result<DecodedObject, MissingName>;
 }
 

@@ -24,7 +24,7 @@ pub(crate) enum Value<'a> {
     Varint(u64),
     /// Bytes of a text or of a nested message.
     Bytes(&'a [u8]),
-    /// A number of fixed size, or a group. No field in use has such a value.
+    /// A number of fixed size, or a group. No field that the proxy reads has such a value.
     Other,
 }
 
@@ -50,7 +50,8 @@ pub(crate) enum Malformed {
 
 /// A message that is decoded field by field.
 pub(crate) trait Message<'a>: Default {
-    /// Stores the field with this number. Ignores an unused field.
+    /// Stores `value` in the field with this number. Ignores numbers of fields that the proxy does
+    /// not read.
     fn take(&mut self, number: u32, value: Value<'a>) -> Result<(), Malformed>;
 }
 
@@ -113,7 +114,8 @@ impl<'a> Value<'a> {
         str::from_utf8(self.bytes()?).map_err(|_| Malformed::Text)
     }
 
-    /// Returns a text. An empty text in protobuf means the same as a missing text in JSON.
+    /// Returns the value as text. An empty text in protobuf means the same as a missing text in
+    /// JSON.
     pub(crate) fn text(self) -> Result<Text<'a>, Malformed> {
         self.str().map(Text::from)
     }
@@ -130,19 +132,20 @@ impl<'a> Value<'a> {
         self.number().map(|number| number != 0)
     }
 
-    /// Merges one part of a message that may arrive in several parts.
+    /// Merges this value into a nested message. In protobuf, a nested message may arrive in several
+    /// parts.
     pub(crate) fn merge<M: Message<'a>>(self, into: &mut Option<M>) -> Result<(), Malformed> {
         merge(into.get_or_insert_default(), self.bytes()?)
     }
 
-    /// Appends an element of a list of messages.
+    /// Decodes this value as a message, and appends it to a repeated field.
     pub(crate) fn push<M: Message<'a>>(self, onto: &mut Option<Vec<M>>) -> Result<(), Malformed> {
         let message = read(self.bytes()?)?;
         onto.get_or_insert_default().push(message);
         Ok(())
     }
 
-    /// Appends an element of a list of texts.
+    /// Appends this value as text to a repeated field.
     pub(crate) fn push_text(self, onto: &mut Option<Vec<Text<'a>>>) -> Result<(), Malformed> {
         let text = self.text()?;
         onto.get_or_insert_default().push(text);

@@ -10,7 +10,7 @@ use super::{address, wire};
 /// Name of the taint of a node that the cluster autoscaler will soon delete.
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 
-/// Decodes a Node.
+/// Decodes a Node's addresses (internal addresses first), zone, pod CIDRs and deletion state.
 pub(crate) fn node(wire: wire::Node<'_>) -> Result<DecodedObject, MissingName> {
     let metadata = wire.metadata.unwrap_or_default();
     let mut findings = Findings::new(Kind::Node, &metadata)?;

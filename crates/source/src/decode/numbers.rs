@@ -196,14 +196,14 @@ numbers! {
     }
 }
 
-/// An entry of a map of texts.
+/// An entry of a protobuf map, such as one label or annotation.
 #[derive(Debug, Default)]
 struct Entry<'a> {
     key: &'a [u8],
     value: &'a [u8],
 }
 
-/// Time (`meta/v1` Time). Its nanoseconds are always 0.
+/// A `Time` of `meta/v1` in protobuf. Its nanoseconds are always 0.
 #[derive(Debug, Default)]
 struct WireTime {
     /// Number of seconds since 1970.

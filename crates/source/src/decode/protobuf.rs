@@ -15,7 +15,7 @@ use super::status::Status;
 use super::watch_event::WatchEvent;
 use super::wire;
 
-/// Beginning of every message except frames.
+/// First bytes of every protobuf response and of every object in a watch event. A frame has none.
 pub(crate) const MAGIC: &[u8; 4] = b"k8s\0";
 
 /// Envelope of a message (`runtime.Unknown`).
@@ -86,7 +86,8 @@ impl<'a> Message<'a> for RawExtension<'a> {
     }
 }
 
-/// Opens an envelope. Returns the message, and its kind if the envelope has one.
+/// Opens an envelope (`k8s\0` and `Unknown`). Returns the kind, if any, and the bytes of the
+/// message.
 fn opened(bytes: &[u8]) -> Result<(Option<&str>, &[u8]), Malformed> {
     let bytes = bytes.strip_prefix(MAGIC).ok_or(Malformed::Envelope)?;
     let unknown: Unknown<'_> = read(bytes)?;

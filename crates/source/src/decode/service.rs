@@ -14,7 +14,7 @@ use super::wire::{self, Text};
 
 /// Default of `sessionAffinityConfig.clientIP.timeoutSeconds`: three hours.
 const DEFAULT_AFFINITY_SECONDS: u32 = 10_800;
-/// Longest timeout that the API accepts, in seconds: one day.
+/// Longest session affinity timeout that the API accepts, in seconds: one day.
 const MAX_AFFINITY_SECONDS: u32 = 86_400;
 
 /// Decodes a Service.
@@ -213,8 +213,8 @@ fn cluster_ips(
     ips
 }
 
-/// Returns external or ingress addresses, without duplicates. Skips addresses of families that the
-/// Service does not have.
+/// Parses external or ingress IPs, without duplicates. Skips invalid addresses, and addresses of a
+/// family in which the Service has no cluster IP.
 fn further_ips<'a, F: Fn() -> String>(
     findings: &mut Findings,
     has_family: impl Fn(IpAddr) -> bool,
@@ -242,7 +242,8 @@ fn further_ips<'a, F: Fn() -> String>(
     ips
 }
 
-/// Returns the source ranges by family. A /0 allows all clients of its family.
+/// Parses `loadBalancerSourceRanges`. A /0 allows all clients of its family, so the result has no
+/// range of that family.
 ///
 /// An invalid range must not open the Service to every client. So if all ranges of a family are
 /// invalid, this function removes the family's ingress addresses.
@@ -280,7 +281,8 @@ fn source_ranges(
     ranges
 }
 
-/// Returns the valid ports. If two ports conflict, returns only the first port.
+/// Returns the valid ports. If two ports of a protocol have the same name or number, returns only
+/// the first.
 fn ports(
     findings: &mut Findings,
     given: &[wire::ServicePort<'_>],
@@ -357,7 +359,7 @@ fn ports(
     ports
 }
 
-/// Reports whether a traffic policy is `Local`.
+/// Reports whether a traffic policy is `Local`. An invalid policy counts as `Cluster`.
 fn policy(findings: &mut Findings, field: &str, text: Option<&str>) -> bool {
     match text {
         Some("Local") => true,

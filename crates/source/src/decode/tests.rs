@@ -21,7 +21,7 @@ fn decode(kind: Kind, object: &Value) -> DecodedObject {
     from_json(kind, &object.to_string()).unwrap()
 }
 
-/// Decodes a Service `default/web` with this spec, and returns the problems.
+/// Decodes a Service `default/web` with this spec. Returns its content and problems.
 fn web(spec: Value) -> (Content, Vec<String>) {
     web_with(spec, json!({}))
 }

@@ -1,11 +1,11 @@
-//! Events of a watch.
+//! Decoded events of a watch, independent of the format.
 
 use super::decoded::{DecodedObject, Key, MissingName};
 use super::findings::Findings;
 use super::status::Status;
 use super::wire::MetadataOnly;
 
-/// Event of a watch.
+/// A decoded event of a watch.
 #[derive(Debug, PartialEq)]
 #[expect(clippy::large_enum_variant, reason = "there is one at a time")]
 pub(crate) enum WatchEvent {

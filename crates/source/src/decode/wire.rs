@@ -42,7 +42,7 @@ impl Metadata<'_> {
     }
 }
 
-/// Labels of an object that the proxy reads.
+/// The labels that the proxy reads.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Labels<'a> {
@@ -56,7 +56,7 @@ pub(crate) struct Labels<'a> {
     pub(crate) zone: Option<Text<'a>>,
 }
 
-/// Annotations that the proxy reads, of one object.
+/// The annotations that the proxy reads.
 #[derive(Debug, Default)]
 pub(crate) struct Annotations<'a> {
     /// Time of the event that caused the last change of this EndpointSlice
@@ -105,7 +105,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Annotations<'a> {
     }
 }
 
-/// A time in one of its two encodings.
+/// A time as text (in JSON, YAML and annotations) or in seconds (in protobuf).
 #[derive(Debug)]
 pub(crate) enum Time<'a> {
     /// Text in the format of RFC 3339.

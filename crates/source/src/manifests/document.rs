@@ -5,7 +5,8 @@
 //!   document, and then the fields of that kind. So errors have an exact position, and documents of
 //!   other kinds may have any content.
 //! - This module splits the text into documents itself, because it parses each document as its own
-//!   kind. A line that begins with `---` is always a boundary (YAML 1.2, `c-forbidden`).
+//!   kind. A line that begins with `---`, alone or before white space, is always a boundary (YAML
+//!   1.2, `c-forbidden`).
 
 use std::fmt;
 
@@ -38,7 +39,8 @@ pub(super) struct ParseError {
     pub(super) near: String,
 }
 
-/// Reads all objects of the kinds that the proxy uses.
+/// Decodes a file's objects of the kinds that the proxy uses. Fails at the first document with an
+/// error.
 pub(super) fn read(bytes: &[u8]) -> Result<Vec<LocatedObject>, ParseError> {
     let text = std::str::from_utf8(bytes).map_err(|error| not_utf8(bytes, error.valid_up_to()))?;
     let mut located = Vec::new();
@@ -94,7 +96,7 @@ fn near(line: &str, column: usize) -> String {
     text.trim().to_owned()
 }
 
-/// Splits a text into documents.
+/// Splits the text of a manifest file into YAML documents.
 pub(crate) fn of(text: &str) -> impl Iterator<Item = &str> {
     documents(text).map(|(_, document)| document)
 }

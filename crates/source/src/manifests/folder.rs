@@ -48,9 +48,9 @@ pub(super) struct Folder {
 enum Progress {
     /// No list has been sent yet.
     New,
-    /// A list has been sent, but a file was unreadable.
+    /// Lists have been sent, but without the objects of an unreadable file.
     Complete,
-    /// A list of all objects has been sent.
+    /// Lists of all objects have been sent.
     Whole,
 }
 
@@ -91,7 +91,7 @@ impl Stamp {
     }
 }
 
-/// Files that were written, according to inotify.
+/// Files that inotify reported as changed.
 #[derive(Debug, Default)]
 pub(super) struct ChangedFiles {
     pub(super) names: HashSet<OsString>,
@@ -136,8 +136,8 @@ impl Folder {
         })
     }
 
-    /// Reads the directory. If the directory is missing or cannot be listed, fails and changes
-    /// nothing.
+    /// Reads the changed files, and returns the resulting events. If the directory is missing or
+    /// cannot be listed, fails and changes nothing.
     pub(super) fn look(&mut self, touched: &ChangedFiles) -> io::Result<FolderUpdate> {
         let present = names(&self.path)?;
         let mut look = FolderRead::default();
@@ -164,7 +164,7 @@ impl Folder {
         Ok(self.conclude(look))
     }
 
-    /// Reads a file, if it changed.
+    /// Reads the file `name` if its metadata have changed, or if `touched` contains it.
     fn read(&mut self, look: &mut FolderRead, name: &OsStr, touched: &ChangedFiles) {
         let path = self.path.join(name);
         let metadata = fs::metadata(&path);
@@ -226,7 +226,7 @@ impl Folder {
         file.error = Some(reason);
     }
 
-    /// Stores the objects of a file.
+    /// Stores the objects of the file `name`. An unusable object keeps its previous content.
     fn take(&mut self, look: &mut FolderRead, name: &OsStr, located: Vec<LocatedObject>) {
         let shown = self.path.join(name);
         let (mut objects, mut unusable) = (HashMap::new(), Vec::new());
@@ -316,7 +316,7 @@ impl Folder {
         self.files.entry(name.to_owned()).or_default().objects = objects;
     }
 
-    /// Returns the file that provides this object, if any.
+    /// Returns the file that provides this object: the first file by name that contains it.
     fn winner(&self, key: &Key) -> Option<&OsStr> {
         Some(self.claims.get(key)?.first()?)
     }
@@ -390,8 +390,8 @@ pub(super) fn names(directory: &Path) -> io::Result<BTreeSet<OsString>> {
         .collect()
 }
 
-/// Reads a manifest. Returns `None` for a directory, a FIFO or a device: a read could fail, wait
-/// for ever or never end.
+/// Reads a manifest. Returns `None` for a directory, a FIFO or a device: reading one could fail,
+/// block or never end.
 pub(super) fn content(path: &Path, metadata: &fs::Metadata) -> io::Result<Option<Vec<u8>>> {
     if !metadata.is_file() {
         return Ok(None);

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Largest number of reported manifests.
+/// Maximum number of unreadable manifests and objects that are stored.
 const MOST: usize = 100;
 
 /// A manifest, or an object in a manifest, that cannot be read. Its former objects stay.
@@ -10,7 +10,7 @@ const MOST: usize = 100;
 pub struct UnreadableManifest {
     /// Path of the file or directory. The path of an object also has its line number.
     pub place: String,
-    /// Reason why it cannot be read, the effect, and the next step.
+    /// Reason why the manifest cannot be read, the effect, and the next step for the operator.
     pub reason: String,
 }
 

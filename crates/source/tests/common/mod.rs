@@ -20,7 +20,7 @@ use source::api::Server;
 use source::{Api, Lists, StartError};
 use tracing::subscriber::DefaultGuard;
 
-/// State that a source has sent, as the daemon stores it.
+/// Model built from a source's events, as in the daemon, with a log of these events.
 pub(crate) struct ReceivedState {
     events: BoxStream<'static, Event>,
     pub(crate) model: Model,
@@ -59,7 +59,7 @@ impl ReceivedState {
         }
     }
 
-    /// Receives events until the condition is true for the model.
+    /// Receives events until the model fulfils `is_so`. Panics after two minutes.
     pub(crate) async fn until(&mut self, what: &str, is_so: impl Fn(&Model) -> bool) {
         let limit = Duration::from_mins(2);
         let waited = tokio::time::timeout(limit, async {
@@ -116,7 +116,7 @@ impl ReceivedState {
         .await;
     }
 
-    /// Receives the events that arrive within a short time.
+    /// Receives the events that arrive within 1.5 s.
     pub(crate) async fn for_a_moment(&mut self) {
         let _ =
             tokio::time::timeout(Duration::from_millis(1500), self.until("never", |_| false)).await;
@@ -157,7 +157,7 @@ impl Folder {
         Self(path)
     }
 
-    /// Replaces the file by renaming another file, as the kubelet does.
+    /// Writes a file by renaming a complete temporary file, as the kubelet does.
     pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
         fs::write(self.0.join("..new"), text).unwrap();
         fs::rename(self.0.join("..new"), self.0.join(name)).unwrap();
@@ -185,7 +185,7 @@ impl Drop for Folder {
     }
 }
 
-/// Log of this thread.
+/// Captured log lines of this thread.
 #[derive(Clone, Default)]
 pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
 

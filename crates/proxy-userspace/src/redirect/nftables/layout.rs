@@ -1,4 +1,4 @@
-//! The maps of the table, and the elements that a redirect has in them.
+//! Defines the maps of the nf\_tables table, and the elements of a redirect in these maps.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -54,7 +54,7 @@ pub(crate) fn table(family: IpFamily) -> Table {
     }
 }
 
-/// Returns the definitions of all maps, without elements.
+/// Returns the definitions of the table's six maps, without elements.
 pub(crate) fn maps(family: IpFamily) -> impl Iterator<Item = Set> {
     Origin::ALL.into_iter().flat_map(move |from| {
         let address = address_type(family);

@@ -67,8 +67,8 @@ pub(crate) fn parse(family: IpFamily, config: &Config, whole: &TableDump) -> Red
         written += elements(family, &portal, &aim).len();
         redirects.insert(portal, aim);
     }
-    // Compares the number of elements with the number that the redirects need. If they differ,
-    // elements are missing or superfluous.
+    // Compares the number of elements with the number that the redirects need, because a redirect
+    // may lack elements or have superfluous ones.
     is_ours &= written == count;
     RedirectState {
         base: is_ours.then(|| base(family, config, whole)).flatten(),
@@ -77,7 +77,8 @@ pub(crate) fn parse(family: IpFamily, config: &Config, whole: &TableDump) -> Red
     }
 }
 
-/// Reports whether a table is this mode's table. Linux before 5.10 stores no comment of a table.
+/// Reports whether a table is this mode's table. Accepts a missing comment, because Linux before
+/// 5.10 stores no table comments.
 pub(super) fn is_ours(family: IpFamily, found: &Table) -> bool {
     let (mut wanted, lost) = (table(family), found.comment.is_none());
     wanted.comment = wanted.comment.filter(|_| !lost);

@@ -1,4 +1,5 @@
-//! Chains of the table and their rules, in the form in which `nft` would write them.
+//! Builds the chains of the nf\_tables table and their rules, in the form in which `nft` would
+//! write them.
 
 use std::net::IpAddr;
 

@@ -4,8 +4,8 @@ use tokio::time::advance;
 
 use super::*;
 
-/// A resolver that returns the test's addresses, and hooks that record the addresses for which the
-/// node was prepared.
+/// Hooks of a test: a resolver that returns `answer`, and a [`Clear`] hook that records its
+/// addresses.
 #[derive(Clone, Default)]
 struct World {
     /// Addresses that the resolver returns. `None`: the resolver fails.

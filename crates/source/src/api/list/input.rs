@@ -1,4 +1,4 @@
-//! Bytes of a list, in the order of arrival. A slow list is valid as long as bytes keep arriving.
+//! Reads the body of a list response, with limits on each pause and on the total time.
 
 use std::io;
 use std::pin::{Pin, pin};

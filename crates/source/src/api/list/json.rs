@@ -17,11 +17,12 @@ use super::input::Input;
 use super::meta::{Meta, is_list_of};
 use crate::decode::{DecodedObject, MissingName, Wire, json, with_wire};
 
-/// Smallest number of bytes of text for one parsing step.
+/// Minimum number of bytes that the reader buffers before it parses them.
 const PIECE: usize = 128 << 10;
-/// Maximum length of an object, in bytes. etcd accepts 1.5 MB.
+/// Maximum length of the buffered text, in bytes. An object may have half of this length. etcd
+/// accepts 1.5 MB.
 const LONGEST_OBJECT: usize = 64 << 20;
-/// Number of characters of invalid text in errors.
+/// Number of bytes that errors quote from the beginning of the response.
 const EXCERPT: usize = 60;
 
 /// A reader of a list, object by object.
@@ -35,7 +36,7 @@ pub(super) struct JsonList {
     parsed: usize,
     /// True if the body has ended, so no further text follows.
     is_all: bool,
-    /// Beginning of the text, for errors.
+    /// Beginning of the response, which errors quote.
     excerpt: String,
     place: ParsePosition,
     /// True once the `kind` of the list has been checked.
@@ -60,7 +61,7 @@ enum ParsePosition {
     End,
 }
 
-/// Fields of a list object.
+/// Fields of a Kubernetes list object (such as `ServiceList`) that the reader uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 enum Field {
@@ -174,8 +175,8 @@ impl JsonList {
                 .extend_from_slice(held.get(..PIECE).unwrap_or(held));
             let count = count.min(PIECE);
             self.input.take(count);
-            // Checks the encoding of the whole text here, because the parser does not check text
-            // that it skips.
+            // Checks here that the whole text is UTF-8, because the parser does not check text that
+            // it skips.
             let is_cut = match str::from_utf8(&self.cut) {
                 Ok(text) => {
                     self.text.push_str(text);
@@ -280,7 +281,7 @@ impl JsonList {
     }
 }
 
-/// Parses an object, and returns its length.
+/// Parses the object at the beginning of `text`. Returns it with its length in bytes.
 fn object(
     kind: Kind,
     text: &str,
@@ -304,7 +305,8 @@ fn object(
     read
 }
 
-/// Parses the value at the beginning of a text, and returns its length.
+/// Parses the value at the beginning of `text`. Returns it with its length in bytes, or
+/// [`Stop::Short`] if more text may follow.
 fn parse<'a, T: Deserialize<'a>>(text: &'a str, is_all: bool) -> Result<(T, usize), Stop> {
     let mut values = serde_json::Deserializer::from_str(text).into_iter();
     match values.next() {

@@ -5,7 +5,7 @@ use proxy::Kind;
 use super::super::end::End;
 use crate::decode::kind_name;
 
-/// Metadata that has arrived so far.
+/// Metadata of a list response, as far as it has arrived.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in super::super) struct Meta {
     /// Version of the list (`metadata.resourceVersion`). `None`: empty or not received yet.
@@ -14,8 +14,8 @@ pub(in super::super) struct Meta {
     pub(in super::super) continue_token: Option<String>,
 }
 
-/// Checks that a list has the expected `kind`. Without this check, an empty list of another kind
-/// would delete all objects.
+/// Checks that a list's `kind` is the expected one, such as `ServiceList`. Without this check, an
+/// empty list of another kind would delete all objects.
 pub(super) fn is_list_of(kind: Kind, said: &str) -> Result<(), End> {
     let wanted = kind_name(kind);
     if said.strip_suffix("List") == Some(wanted) {

@@ -116,8 +116,8 @@ impl ProtobufList {
                         _ => self.pass(length).await?,
                     }
                 }
-                // Reads the body to its end, so that gzip verifies its checksum. The remaining
-                // bytes have no content.
+                // Reads the body to its end, so that the gzip decoder verifies the checksum.
+                // Ignores the remaining bytes.
                 ReadPosition::Behind => {
                     let count = self.input.held().await?.len();
                     if count == 0 {
@@ -129,7 +129,7 @@ impl ProtobufList {
         }
     }
 
-    /// Reads a field of the envelope.
+    /// Reads the next field of the envelope (`Unknown`).
     async fn before(&mut self) -> Result<(), End> {
         let (number, wire_type) = self.key().await?;
         if wire_type != WireType::LengthDelimited {
@@ -209,7 +209,7 @@ impl ProtobufList {
         Err(wrong(&Malformed::Type("a number")))
     }
 
-    /// Skips a field that is neither a text nor a message.
+    /// Skips the value of a numeric field. Fails for every other wire type.
     async fn skip(&mut self, wire_type: WireType) -> Result<(), End> {
         match wire_type {
             WireType::Varint => self.varint().await.map(drop),

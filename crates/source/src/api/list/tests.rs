@@ -40,7 +40,7 @@ const SAME: [(Kind, &[u8], &[u8]); 4] = [
 
 type Objects = Vec<Result<DecodedObject, MissingName>>;
 
-/// Splits a body into pieces of this many bytes.
+/// Returns a body that arrives in pieces of `length` bytes.
 fn in_pieces(body: &[u8], length: usize) -> impl AsyncBufRead + Send + use<> {
     let pieces: Vec<_> = body
         .chunks(length)
@@ -190,7 +190,8 @@ fn a_compressed_watch_is_decoded_event_by_event() {
 fn a_truncated_list_is_rejected() {
     for (kind, json, protobuf) in SAME {
         for (format, body) in [(Format::Json, json), (Format::Protobuf, protobuf)] {
-            // JSON ends with a line feed. The envelope ends with fields that the reader skips.
+            // Keeps the last bytes, which the reader does not need: JSON's line feed, and fields of
+            // the envelope that the reader skips.
             let least = if format == Format::Json { 2 } else { 5 };
             for end in 0..body.len() - least {
                 assert!(
@@ -203,7 +204,7 @@ fn a_truncated_list_is_rejected() {
                 let body = Box::pin(unpacked(in_pieces(&packed[..end], 64)));
                 assert!(read(kind, format, body).is_err(), "{format:?} {end}");
             }
-            // The checksum is in the first four of the last eight bytes.
+            // Damages gzip's checksum, which is in the first four of the last eight bytes.
             let mut damaged = packed.clone();
             let at = damaged.len() - 8;
             damaged[at] ^= 1;

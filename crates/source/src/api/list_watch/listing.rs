@@ -19,13 +19,12 @@ impl ListWatch {
         self.lists == Lists::Streamed && !self.unstreamed.is_some_and(is_refused)
     }
 
-    /// Opens a watch that begins with all objects.
+    /// Requests a streamed list: a watch that begins with all objects.
     pub(super) async fn list_streamed(&mut self) -> Result<(), End> {
         let target = self.resource.streamed_list(any_of(WATCH_SECONDS));
         let answer = match self.ask(&target).await {
-            // A server that does not know streamed lists replies Invalid, but a proxy in front of
-            // the server may reply any status. Excludes statuses that would also make a plain list
-            // fail.
+            // A server without streamed lists replies 422 (Invalid), but a proxy in front of it may
+            // reply any status. Excludes statuses with which a plain list would fail as well.
             Err(End::Failed(Failure::Refused { code, message }))
                 if !matches!(code, 401 | 403 | 429 | 500..) =>
             {
@@ -38,7 +37,7 @@ impl ListWatch {
             .await
     }
 
-    /// Lists all objects without a watch.
+    /// Lists all objects in one response, or in pages if the server returns pages.
     pub(super) async fn list(&mut self) -> Result<(), End> {
         let kind = self.resource.kind;
         let age = self.next_list.clone();

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::*;
 use crate::decode::json::{event as json_event, object as from_json, status as json_status};
 
-/// Type of a field in a message of the tests.
+/// Type of a protobuf message's field in these tests.
 enum Shape {
     Text,
     Number,
