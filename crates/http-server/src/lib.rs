@@ -120,7 +120,7 @@ pub struct Purpose {
     pub event: &'static str,
 }
 
-/// Error about an address that the server cannot bind.
+/// Error of a server that cannot bind its address.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address} for {}: {source}. {} --{}", .purpose.name, next_step(.source),
         .purpose.flag)]
@@ -163,7 +163,7 @@ pub enum ConflictPolicy {
     Fail,
 }
 
-/// Starts a server on an address.
+/// Starts a server on an address, as a task of the current tokio runtime.
 ///
 /// # Errors
 ///

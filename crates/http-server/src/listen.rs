@@ -1,4 +1,4 @@
-//! Binds TCP listeners.
+//! Opens listening TCP sockets for one or both IP families.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// An IP family.
+/// An IP family: IPv4 or IPv6.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum IpFamily {
     /// IPv4.
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn protocol_numbers_equal_those_of_iana() {
+    fn a_protocol_is_found_by_its_number_and_by_its_name() {
         for protocol in Protocol::ALL {
             assert_eq!(Protocol::from_number(protocol.number()), Some(protocol));
             assert_eq!(Protocol::from_lower(protocol.lower()), Some(protocol));

@@ -16,8 +16,8 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 use tracing::info;
 
-/// Directory of the socket file. If the pod's root is read-only, the pod mounts a volume at
-/// `/run/kube-proxy`.
+/// Directory of the socket file. If the container's root file system is read-only, the pod mounts a
+/// volume at `/run/kube-proxy`.
 const FOLDER: &str = "/run/kube-proxy/inspect";
 /// Abstract name of the socket (unix(7)), for a node where the socket file cannot be created.
 const NAME: &str = "kube-proxy-ipvs/inspect";
@@ -49,7 +49,7 @@ pub struct BoundSocket {
     pub file: Option<OwnFile>,
 }
 
-/// A socket file of this process. Dropping it removes the file.
+/// Socket file that this process has created. Dropping the value removes the file.
 #[derive(Debug)]
 pub struct OwnFile(PathBuf);
 
@@ -191,8 +191,8 @@ impl SocketLocations {
         }
     }
 
-    /// Returns true if the socket directory's path exists but is not a directory, or if the
-    /// directory's owner is not trusted. A daemon rejects such a directory.
+    /// Reports whether a daemon would reject the socket directory: it is not a directory, or its
+    /// owner is not trusted.
     fn own_folder_is_foreign(&self) -> bool {
         fs::symlink_metadata(&self.folder)
             .is_ok_and(|found| !found.is_dir() || !is_trusted(found.uid()))
@@ -282,7 +282,7 @@ impl Holder {
         Some(PathBuf::from(format!("/proc/{}/exe", self.process?)))
     }
 
-    /// Returns true if the process runs the same program file as this process.
+    /// Reports whether the process runs the same program file as this process.
     fn runs_this_program(&self) -> bool {
         let file = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino()));
         let own = file(Path::new("/proc/self/exe"));

@@ -28,7 +28,8 @@ pub fn saved(bytes: &[u8], modes: Footprints) {
     }
 }
 
-/// Parses bytes as an object of the redirect table. Treats an element as an element of every map.
+/// Parses bytes as a chain, rule or element of the nf\_tables table of redirects. Adds an element
+/// to every map.
 pub fn object(bytes: &[u8]) {
     let read = pieces(bytes);
     let elements = read.elements.map(|(_, elements)| elements);

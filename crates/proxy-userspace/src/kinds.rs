@@ -4,7 +4,7 @@ use crate::config::Config;
 use crate::plan::Plan;
 
 engine::kinds! {
-    /// Types of the userspace mode.
+    /// Types of userspace mode: its settings and its plan.
     UserspaceKinds { config: Config, plan: Plan }
 }
 

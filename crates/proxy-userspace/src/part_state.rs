@@ -17,7 +17,7 @@ pub enum PartState {
     Addresses(BTreeSet<IpAddr>),
 }
 
-/// Redirects in the kernel, and related rules.
+/// Redirects in the kernel, the rules that lead packets to them, and leftovers of other modes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RedirectState {
     /// Rules that do not depend on Services. `None` if the kernel has a rule that this mode would

@@ -159,7 +159,7 @@ pub enum SocketError {
     Now(String),
 }
 
-/// Outcome of a plan.
+/// Outcomes of a plan's writes, for each kind of plan.
 #[derive(Debug, Clone)]
 pub enum Outcomes {
     /// Port number of each listener in the plan, in order, or `None` if the plan closed the

@@ -45,7 +45,7 @@ pub enum Sources {
     Ranges,
 }
 
-/// Kind of a listening port.
+/// Kind of a listening port: its endpoints and its allowed clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ListenerKind {
     /// Endpoints to which the port sends clients.

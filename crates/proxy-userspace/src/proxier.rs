@@ -144,9 +144,8 @@ impl Userspace {
         let opens = |listener: &&Listener| {
             tables.sockets.wanted(listener).is_some() && tables.port(listener) == 0
         };
-        // If the plan opens or closes a port, also retries the listeners whose port could not be
-        // opened. Otherwise, younger listeners could take the ports. Once the plan has closed a
-        // port, a retry can succeed.
+        // If this plan opens or closes a port, it also retries the ports that could not be opened.
+        // Otherwise, younger listeners could take the free port numbers.
         let closes = |listener: &&Listener| tables.sockets.wanted(listener).is_none();
         let is_chance = due.iter().any(|of| opens(of) || closes(of));
         if tables.sockets.failing_len() > 0 && is_chance {
@@ -507,7 +506,7 @@ impl engine::Scheme for Userspace {
             // in groups.
             state.doubt(Part::Rules);
         }
-        // Requests no read of addresses: in this mode, no link has service addresses.
+        // Requests no read of addresses, because this mode adds no service addresses to links.
         false
     }
 

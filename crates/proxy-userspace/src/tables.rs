@@ -142,8 +142,8 @@ impl Tables {
         self.may_have_foreign
     }
 
-    /// Returns the ports that redirects will leave for a port of another Service, if that Service
-    /// has endpoints. Until a redirect has moved, its old port keeps its own endpoints.
+    /// Returns the ports that pending redirects will leave for a port of another Service with
+    /// endpoints. Such a port keeps its endpoints until the redirects have moved.
     pub(crate) fn handed_over(&self) -> HashSet<(Protocol, u16)> {
         let redirects = &self.redirects;
         let pending = redirects

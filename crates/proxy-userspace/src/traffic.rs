@@ -20,7 +20,7 @@ type Ports = HashMap<(IpFamily, Listener), OpenPort>;
 /// Number of listening ports that this process has opened so far.
 static OPENINGS: AtomicU64 = AtomicU64::new(0);
 
-/// An open listening port.
+/// An open listening port, with its number, counters and endpoints.
 #[derive(Debug, Clone)]
 struct OpenPort {
     opening: u64,

@@ -14,10 +14,10 @@ use super::recent::Recent;
 /// Maximum number of clients whose endpoint one listening port remembers for session affinity.
 const MOST_CLIENTS: usize = 65_536;
 
-/// Endpoints of a listening port, with its affinity and its allowed clients.
+/// Endpoints of a listening port, with its session affinity and its allowed clients.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PortBackends {
-    /// Sorted endpoints. Without endpoints, the relay resets connections.
+    /// Sorted endpoints. Without endpoints, the relay resets connections and drops datagrams.
     pub endpoints: Box<[SocketAddr]>,
     /// Time for which a client keeps its endpoint after its last connection, or `None` for no
     /// affinity.

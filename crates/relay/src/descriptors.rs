@@ -73,7 +73,7 @@ impl Free {
         self.1
     }
 
-    /// Takes `count` descriptors if that many are free.
+    /// Returns a permit for `count` descriptors, or `None` if fewer are free.
     pub(crate) fn try_take(&self, count: u32) -> Option<DescriptorPermit> {
         Arc::clone(&self.0).try_acquire_many_owned(count).ok()
     }
@@ -114,7 +114,7 @@ impl Descriptors {
         }
     }
 
-    /// Takes `count` descriptors if that many are free. Logs nothing.
+    /// Returns a permit for `count` descriptors, or `None` if fewer are free. Logs nothing.
     pub(crate) fn try_take(&self, count: u32) -> Option<DescriptorPermit> {
         self.free.try_take(count)
     }

@@ -74,7 +74,7 @@ pub enum Transport {
 pub struct ListeningPort {
     /// Number that identifies the port within the relay.
     pub number: u64,
-    /// Address of the listening socket.
+    /// Address and port of the listening socket.
     pub at: SocketAddr,
     /// Traffic counters of the port.
     pub counters: Arc<PortCounters>,

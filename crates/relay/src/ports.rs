@@ -21,7 +21,7 @@ const DEFAULT: Range = Range {
     count: 28_232,
 };
 
-/// Ephemeral ports of this network namespace.
+/// Range of ephemeral ports in this network namespace, with the number of usable ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Range {
     ports: RangeInclusive<u16>,
@@ -69,7 +69,7 @@ pub(crate) struct Ephemeral(Arc<Mutex<HashMap<Kind, usize>>>);
 /// numbers.
 type Kind = (Transport, bool);
 
-/// A guard that counts one ephemeral port as in use.
+/// Guard that counts one ephemeral port as in use until it is dropped.
 #[derive(Debug)]
 pub(crate) struct EphemeralPort(Ephemeral, Kind);
 

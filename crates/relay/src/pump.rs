@@ -333,7 +333,7 @@ pub(crate) struct CutSignal {
 }
 
 impl CutSignal {
-    /// Ends all connections that wait for this signal.
+    /// Sends the signal, which ends all connections that wait for it now or later.
     pub(crate) fn end(&self) {
         self.is_over.set(true);
         self.over.notify_waiters();

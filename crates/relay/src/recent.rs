@@ -174,7 +174,7 @@ mod tests {
     const TTL: Duration = Duration::from_secs(10);
 
     #[test]
-    fn used_cache_entries_stay_and_unused_cache_entries_expire() {
+    fn used_entries_of_a_recent_map_stay_and_unused_entries_expire() {
         let (mut recent, start) = (Recent::new(TTL, 100), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         recent.insert("a", 1, start);
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_cache_evicts_the_longest_idle_entry() {
+    fn a_full_recent_map_evicts_the_longest_idle_entry() {
         let (mut recent, start) = (Recent::new(TTL, 3), Instant::now());
         for (at, key) in ["a", "b", "c"].into_iter().enumerate() {
             recent.insert(key, at, start);
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_of_the_cache_is_bounded() {
+    fn a_recent_map_stays_within_its_limits() {
         let (mut recent, start) = (Recent::new(TTL, 64), Instant::now());
         for number in 0..100_000_u32 {
             let now = start + Duration::from_millis(u64::from(number));

@@ -40,7 +40,7 @@ impl RedirectCheck {
     }
 }
 
-/// Reports whether an error is permanent: every later query would fail, too.
+/// Reports whether an error is permanent, so that every later query would fail.
 fn is_for_good(error: &Error) -> bool {
     matches!(
         error,

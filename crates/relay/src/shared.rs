@@ -139,7 +139,7 @@ pub(crate) fn set_mark(socket: &SockRef<'_>, mark: Option<u32>) {
     }
 }
 
-/// A guard that counts one open connection.
+/// Guard that counts one TCP connection as open until it is dropped.
 pub(crate) struct OpenConnection(Rc<Shared>);
 
 impl Drop for OpenConnection {
@@ -197,7 +197,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Returns counters for a new relay.
+    /// Returns counters for a new relay, and records that this process has a relay.
     pub(crate) fn of_new_relay() -> Self {
         EVICTIONS.is_any_relay.store(true, Ordering::Relaxed);
         Self::default()

@@ -33,7 +33,7 @@ const KEEPALIVE: Duration = Duration::from_secs(15);
 /// Pause after an unexpected error of `accept`.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A listening port and its connections.
+/// A listening TCP port, with its endpoints and the signal that ends its connections.
 pub(crate) struct Port {
     pub(crate) balance: RefCell<Balance>,
     pub(crate) counters: Arc<PortCounters>,
@@ -53,7 +53,7 @@ impl Port {
     }
 }
 
-/// Creates a listening socket.
+/// Creates a non-blocking TCP socket that listens on `at`.
 ///
 /// # Errors
 ///
@@ -65,7 +65,7 @@ pub(crate) fn listen(at: SocketAddr) -> io::Result<TcpListener> {
     }
     socket.set_nonblocking(true)?;
     if at.port() != 0 {
-        // Connections of an earlier process may still be closing at this port.
+        // Allows the bind while connections of an earlier process are still closing at this port.
         socket.set_reuse_address(true)?;
     }
     socket.bind(&at.into())?;
@@ -78,8 +78,8 @@ pub(crate) fn listen(at: SocketAddr) -> io::Result<TcpListener> {
 pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListener) {
     let own = listener.local_addr();
     let own = own.map_or(Ipv4Addr::UNSPECIFIED.into(), |own| own.ip());
-    // tokio's `TcpListener` reports a waiting client only by accepting the connection. tokio's
-    // `TcpStream` can report readiness alone, and can wrap any socket.
+    // Wraps the listening socket in a `TcpStream`, which can report a waiting client without
+    // accepting it. tokio's `TcpListener` cannot.
     let Ok(listener) = TcpStream::from_std(OwnedFd::from(listener).into()) else {
         // Never happens, because the runtime can watch every socket of the system.
         return;
@@ -88,8 +88,8 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListe
         if listener.readable().await.is_err() {
             return;
         }
-        // The readiness report may be outdated. If no client waits any more, this task needs no
-        // descriptors.
+        // Polls the socket, because tokio's readiness may be outdated. Without a waiting client,
+        // this task takes no descriptors.
         if listener
             .try_io(Interest::READABLE, || is_waited_at(&listener))
             .is_err()

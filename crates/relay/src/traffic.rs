@@ -70,7 +70,8 @@ impl PortCounters {
         CountedConnection(tally)
     }
 
-    /// Merges the counters of removed endpoints that have no open connections.
+    /// Adds the counters of removed endpoints without open connections to one counter of past
+    /// traffic.
     pub(crate) fn retain(&self, serving: &PortBackends) {
         let mut counted = self.lock();
         let Tallies { endpoints, past } = &mut *counted;
@@ -113,7 +114,7 @@ impl Tally {
     }
 }
 
-/// A guard that counts one connection as open.
+/// Guard that counts one connection or flow as open until it is dropped.
 #[derive(Debug)]
 pub(crate) struct CountedConnection(Arc<Tally>);
 

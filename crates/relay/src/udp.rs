@@ -31,7 +31,7 @@ const TURN: usize = 64;
 /// Pause after an unexpected error of a receive call.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A UDP port and its flows.
+/// A listening UDP port, with its socket and endpoints.
 pub(crate) struct Port {
     pub(crate) balance: RefCell<Balance>,
     pub(crate) counters: Arc<PortCounters>,
@@ -114,7 +114,7 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>) {
         match received {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
-            // The error concerns an earlier datagram, or it is unexpected.
+            // The error is about an earlier datagram, or is unexpected.
             Err(_) => sleep(PAUSE).await,
         }
         turn += 1;

@@ -78,7 +78,7 @@ fn open() -> usize {
     fs::read_dir("/proc/self/fd").unwrap().count() - 1
 }
 
-/// Takes all free descriptors.
+/// Opens files until no descriptor is free. Returns the files.
 fn all_there_are() -> Vec<File> {
     std::iter::from_fn(|| File::open("/dev/null").ok()).collect()
 }

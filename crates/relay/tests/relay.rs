@@ -443,7 +443,7 @@ fn udp(limits: Limits, endpoints: &[SocketAddr]) -> World {
 
 #[test]
 fn a_udp_flow_keeps_its_endpoint_until_the_flow_is_idle() {
-    // Longer than the delay of a reply on a loaded machine.
+    // Uses an idle time that is longer than the delay of a reply on a loaded machine.
     let with = Limits {
         udp_idle: Duration::from_secs(2),
         ..limits()

@@ -213,7 +213,7 @@ fn a_connection_of_the_largest_client_is_evicted_if_descriptors_run_short() {
 #[ignore = "needs root and a network namespace: run by make test in the lab"]
 fn one_client_cannot_use_all_udp_flows() {
     on_a_node(|| {
-        // The endpoint receives the source port of each flow.
+        // The endpoint replies with the source port of each datagram, which identifies its flow.
         let endpoint = UdpSocket::bind(ANY).unwrap();
         let to = endpoint.local_addr().unwrap();
         thread::spawn(move || {

@@ -41,7 +41,7 @@ pub fn places(service: &Service, port: &ServicePort) -> impl Iterator<Item = Fro
     at.chain(node_port.map(|number| FrontendAddress::NodePort(number, protocol)))
 }
 
-/// Returns true if NodePorts are served at an address. The unspecified address represents all
+/// Reports whether NodePorts are served at an address. The unspecified address represents all
 /// NodePort addresses. At another address of the node, another program may listen on the port.
 pub fn is_of_node(node_ports: Option<&NodePorts>, address: IpAddr) -> bool {
     address.is_unspecified() || node_ports.is_some_and(|node| node.contains(address))

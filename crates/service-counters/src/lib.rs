@@ -160,10 +160,9 @@ pub trait ReadCounters: Send {
         take: &mut dyn FnMut(CounterSample<'_>),
     ) -> Result<()>;
 
-    /// Returns true if [`CounterSelection::Of`] returns more counters of an address than
+    /// Reports whether [`CounterSelection::Of`] returns more counters of an address than
     /// [`CounterSelection::Addresses`]. Callers should then request only the addresses that they
-    /// need. If false, callers may request [`CounterSelection::All`], which is not slower than a
-    /// request for some addresses.
+    /// need. Otherwise, [`CounterSelection::All`] is not slower than a request for some addresses.
     fn tells_more_of_single(&self) -> bool {
         false
     }
@@ -173,7 +172,7 @@ pub trait ReadCounters: Send {
         None
     }
 
-    /// Returns the Service port to which a listening port of this process belongs, in userspace
+    /// Returns the Service port and the endpoints of a listening port of this process, in userspace
     /// mode.
     fn relayed(&self, _family: IpFamily, _protocol: Protocol, _port: u16) -> Option<RelayedPort> {
         None
@@ -290,7 +289,7 @@ pub struct SeparateReaders {
     pub status: Counters,
     /// Reader for `/metrics`.
     pub scraped: Counters,
-    /// Reader for the daemon's own work.
+    /// Reader for the daemon's cleanup of stale UDP flows.
     pub own: Counters,
 }
 

@@ -154,7 +154,7 @@ fn read_list(url: &str, lists: Lists) -> [u64; 3] {
     [wall, nanos, kilobytes * 1024]
 }
 
-/// Returns the fixture's lists as complete responses, in each format.
+/// Returns a complete HTTP response with the list of EndpointSlices, in each format of [`FORMS`].
 fn bodies(slices: usize, endpoints: usize) -> Vec<Vec<u8>> {
     let (send, address) = mpsc::channel();
     thread::spawn(move || {
@@ -199,7 +199,7 @@ fn bodies(slices: usize, endpoints: usize) -> Vec<Vec<u8>> {
     got.into()
 }
 
-/// Serves this response to every list of EndpointSlices. Returns the URL.
+/// Starts a server that replies with `answer` to every list of EndpointSlices. Returns its URL.
 fn serve(answer: Vec<u8>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address: SocketAddr = listener.local_addr().unwrap();

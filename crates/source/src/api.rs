@@ -223,7 +223,7 @@ impl Server {
         })
     }
 
-    /// Returns the current failures of the requests that [`stream`](Self::stream) makes.
+    /// Returns the current failures of the lists and watches that [`stream`](Self::stream) starts.
     pub fn troubles(&self) -> Troubles {
         Troubles::of(&self.outage)
     }
@@ -305,7 +305,7 @@ impl Server {
     }
 }
 
-/// The stream of events. When the stream is dropped, its tasks end.
+/// Stream of the events of all watched kinds. Dropping the stream ends its list and watch tasks.
 struct Events {
     addresses: mpsc::UnboundedReceiver<Vec<SocketAddr>>,
     received: mpsc::Receiver<Event>,

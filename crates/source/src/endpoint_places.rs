@@ -285,7 +285,7 @@ struct Objects {
     items: Vec<Slice>,
 }
 
-/// An EndpointSlice, or a list of EndpointSlices, with the used fields.
+/// An EndpointSlice or a list of EndpointSlices, with the fields that this module reads.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Slice {

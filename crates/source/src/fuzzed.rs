@@ -1,4 +1,4 @@
-//! Entry points for the fuzzer: parsers of bytes from outside. Only the fuzzer uses these
+//! Entry points for the fuzzer, one for each parser of external bytes. Only the fuzzer calls these
 //! functions.
 
 use proxy::Kind;
@@ -32,8 +32,8 @@ pub fn protobuf_event(bytes: &[u8]) {
     }
 }
 
-/// Reads a list and a watch, in both formats, from bytes that arrive in chunks. The first byte
-/// encodes their kind.
+/// Decodes bytes as a list and as a watch, in JSON and protobuf, in chunks of two sizes. The first
+/// byte encodes the kind.
 pub fn answer(bytes: &[u8]) {
     if let Some((kind, bytes)) = kind(bytes) {
         api::read_as_anything(kind, bytes);
@@ -52,7 +52,7 @@ pub fn addresses(bytes: &[u8]) {
     }
 }
 
-/// Parses a kubeconfig.
+/// Parses bytes as a kubeconfig, and their first line as the URL of a server and of a proxy.
 pub fn kubeconfig(bytes: &[u8]) {
     api::read_as_kubeconfig(bytes);
 }

@@ -42,7 +42,7 @@ pub use settings::{Api, ContentType, Lists, ServiceCidrWatch, Settings};
 
 /// A started source: its stream of events, and access to its state.
 pub struct Source {
-    /// Events of the source. The stream never ends.
+    /// Events about the source's objects. The stream never ends.
     pub events: BoxStream<'static, Event>,
     /// Client of the API server. `None`: the source is a directory of manifests.
     pub client: Option<Client>,

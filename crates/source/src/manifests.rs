@@ -51,11 +51,12 @@ const UNFINISHED: Duration = Duration::from_secs(1);
 /// Longer pause after the directory itself was replaced, because its creator may still be adding
 /// files.
 const REFILLED: Duration = Duration::from_secs(1);
-/// Longest delay of a read while changes keep arriving.
+/// Longest delay of a read of the directory while changes keep arriving.
 const LONGEST: Duration = Duration::from_secs(3);
 /// Symbolic link that a mounted ConfigMap replaces to change all its files together.
 const CONFIG_MAP_DATA: &str = "..data";
-/// Number of batches of events that may wait for the receiver of the stream.
+/// Capacity of the channel to the stream, in batches. A batch has all events of one read of the
+/// directory.
 const IN_FLIGHT: usize = 1;
 
 /// Watches the manifests in `folder`. `node` is this node's name.

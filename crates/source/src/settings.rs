@@ -18,7 +18,7 @@ pub struct Api {
     pub kubeconfig: Option<PathBuf>,
     /// URL of the server, if given. It overrides the kubeconfig's URL.
     pub master: Option<String>,
-    /// Method of listing the existing objects.
+    /// Method by which the source lists existing objects.
     pub lists: Lists,
     /// Encoding of objects in the API server's responses.
     pub content_type: ContentType,
@@ -33,11 +33,12 @@ pub enum ServiceCidrWatch {
     /// The source does not watch ServiceCIDRs.
     #[default]
     Off,
-    /// The source watches ServiceCIDRs. The mode works without ServiceCIDRs if the server has none.
+    /// The source watches ServiceCIDRs, and works without them if the server does not serve this
+    /// kind.
     On,
 }
 
-/// Method of listing the existing objects.
+/// Method by which the source lists existing objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Lists {
     /// A list from the server's watch cache. A server without a watch cache sends pages.

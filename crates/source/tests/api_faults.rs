@@ -214,7 +214,7 @@ async fn the_source_catches_up_after_resource_versions_restart() {
                 .is_some_and(|node| node.zone.as_deref() == Some("i"))
         })
         .await;
-        // A bookmark brings the watch of Services to the latest version.
+        // Waits for a bookmark, which brings the watch of Services to the latest version.
         listen(&mut told, Duration::from_mins(2)).await;
         let (address, version) = (server.address(), server.version());
         server.stop().await;
@@ -320,7 +320,7 @@ async fn caught_up(
     }
     for told in &mut all {
         told.until_listed().await;
-        // A bookmark brings the watch of each kind to the latest version.
+        // Waits for a bookmark, which brings the watch of each kind to the latest version.
         listen(told, Duration::from_mins(2)).await;
     }
     let (before, address) = (server.cluster().clone(), server.address());
@@ -640,7 +640,7 @@ async fn a_rotated_token_is_used_immediately() {
     );
     assert!(!format!("{:?}", server.requests()).contains("second"));
 
-    // Without a token, the source sends no request. It keeps its state.
+    // Without a token file, the source sends no request, and keeps its state.
     std::fs::remove_file(&token).unwrap();
     let before = tokens().len();
     server.faults().cut();

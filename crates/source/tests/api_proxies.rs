@@ -251,7 +251,8 @@ async fn a_proxys_certificate_is_verified_with_the_ca_of_the_kubeconfig() {
     );
     assert_eq!(misnamed.targets(), [""; 0]);
 
-    // The name in the proxy's certificate differs from the server's name.
+    // The proxy's certificate lacks the name in `tls-server-name`, which applies only to the
+    // server.
     let named = start(&world.authority, &["127.0.0.1"]).await;
     let cluster = json!({
         "proxy-url": format!("https://{}", named.address()), "tls-server-name": "api.example",

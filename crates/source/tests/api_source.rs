@@ -105,7 +105,7 @@ async fn follows_a_server(settings: Api, options: Options, asked: &[&str]) {
             .is_some_and(|view| view.slices().count() == 0)
     })
     .await;
-    // The Service no longer matches the selector. It was not deleted.
+    // The Service gets a label that the watch's selector excludes. It is not deleted.
     let mut web = service("web", "10.96.0.10");
     web["metadata"]["labels"] = json!({"service.kubernetes.io/service-proxy-name": "cilium"});
     server.apply(web).unwrap();
@@ -271,8 +271,8 @@ async fn the_source_finds_an_api_server_that_starts_later() {
     told.until_services(&["web"]).await;
 }
 
-/// Checks that no event precedes the address of its connection, even if the server's URL has a host
-/// name.
+/// Checks that the source reports the server's address before the first object, even if the
+/// server's URL has a host name.
 #[tokio::test]
 async fn an_api_servers_address_is_reported_before_its_objects() {
     let server = Server::start(Options::default()).await.unwrap();
@@ -524,7 +524,7 @@ async fn a_resource_version_that_the_api_server_rejects_causes_a_new_list() {
             match (has_lost.load(Ordering::SeqCst), names_one) {
                 (true, true) => (code, status.to_string()),
                 (true, false) => lists(target, &[service("after", "10.96.0.2")]),
-                // Ends the watch.
+                // Ends the watch. From now on, the storage cannot read the version.
                 (false, true) => {
                     has_lost.store(true, Ordering::SeqCst);
                     (200, String::new())

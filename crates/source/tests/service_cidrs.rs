@@ -119,7 +119,7 @@ async fn an_api_server_without_the_service_cidr_api_delays_no_list() {
         assert_eq!(nets(&told.model, IpFamily::V4), None, "nothing is known");
         until_said(&mut told, &log, said).await;
 
-        // Requests are rare, and the log has one line.
+        // During an hour, requests are rare, and the log has one line.
         for_an_hour(&mut told).await;
         let count = asked(&server);
         assert!((12..=40).contains(&count), "{count} requests in an hour");
@@ -202,7 +202,7 @@ async fn service_cidrs_stay_known_after_permission_is_lost() {
     .await;
 }
 
-/// Simulates an upgrade of the server, which closes all connections.
+/// Simulates an upgrade of the API server: it closes all connections, and then serves ServiceCIDRs.
 #[tokio::test(start_paused = true)]
 async fn service_cidrs_are_requested_immediately_after_the_api_server_returns() {
     // Starts the capture before the source can log a line.

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use source::StartError;
 use source::api::Server as Source;
 
-/// Names in the fixture's certificates.
+/// Names in the certificates of the fixture's servers.
 const NAMES: [&str; 3] = ["127.0.0.1", "::1", "kubernetes"];
 
 fn write_pair(folder: &Folder, identity: &Identity) {
@@ -74,7 +74,7 @@ async fn the_kubeadm_kubeconfig_with_a_rotating_token_works() {
     let server = serve(Options { tokens, ..options }).await;
     folder.write("ca.crt", &authority.certificate());
     folder.write("token", "first\n");
-    // Relative paths begin at the kubeconfig's directory.
+    // A relative path in a kubeconfig begins at the directory of the kubeconfig.
     let cluster = json!({"certificate-authority": "ca.crt"});
     let user = json!({"tokenFile": folder.0.join("token")});
     let (log, _guard) = Log::start();
@@ -277,7 +277,7 @@ async fn a_rotated_client_certificate_is_used_for_new_connections() {
 }
 
 #[tokio::test]
-async fn unusable_certificates_at_start_are_an_error() {
+async fn unusable_certificates_fail_the_start_of_the_source() {
     let folder = Folder::new();
     let url = "https://192.0.2.1:6443";
     let nothing = folder.write("nothing", "");
@@ -346,6 +346,6 @@ async fn the_master_flag_overrides_the_kubeconfig_with_an_ipv6_url() {
             .iter()
             .all(|one| one.authorization.reveal() == "Bearer secret")
     );
-    // Connections stay open and are used again.
+    // The sources reuse connections, so a few connections are enough.
     assert!(server.connections() <= 6, "{}", server.connections());
 }

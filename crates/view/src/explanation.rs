@@ -96,7 +96,7 @@ pub enum Fate {
     Local,
     /// The packet leaves this node unchanged.
     Forwarded,
-    /// The connection is accepted and then closed immediately.
+    /// The relay accepts the connection, and then resets it.
     Reset,
     /// A rule could not be evaluated. A step names the rule.
     #[default]

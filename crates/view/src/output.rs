@@ -4,7 +4,7 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 
-/// Error about output that was lost.
+/// Error of output that could not be written.
 #[derive(Debug)]
 pub struct LostOutput(io::Error);
 

@@ -260,7 +260,8 @@ pub enum Condition {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Counters {
-    /// Number of connections (flows for UDP) since the entry was created.
+    /// Number of connections (flows for UDP) since the counted entry was created in the kernel or
+    /// relay.
     pub connections: u64,
     /// Number of packets from clients. Absent if the mode does not count packets.
     #[serde(skip_serializing_if = "Option::is_none", default)]

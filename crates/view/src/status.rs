@@ -18,7 +18,7 @@ pub struct Status {
     pub kubernetes: String,
     /// Start time of the process, in RFC 3339.
     pub started: String,
-    /// True once the kernel has the initial Services, like `/readyz`.
+    /// True once the kernel has the initial Services, as `/readyz` reports.
     pub ready: bool,
     /// True if the health server's page `/livez` returns 200.
     pub healthy: bool,
@@ -98,7 +98,7 @@ pub struct Source {
     pub services: usize,
     /// Number of EndpointSlices.
     pub endpoint_slices: usize,
-    /// True once both initial lists are complete.
+    /// True once the initial lists of Services and EndpointSlices are complete.
     pub complete: bool,
     /// True once the proxy has been able to read every object. Until then, the proxy keeps kernel
     /// entries that no known object needs.
@@ -162,7 +162,7 @@ pub struct RepairedEntries {
     pub count: u64,
     /// Time of the last drift, in RFC 3339.
     pub last: String,
-    /// Names of the first entries in the last drift.
+    /// Names of the first few entries that drifted last.
     pub names: Vec<String>,
 }
 

@@ -179,7 +179,7 @@ fn edits(family: IpFamily, plan: &Redirects) -> Vec<Edit> {
     edits
 }
 
-/// Combines all elements of a map into one edit.
+/// Groups elements by map, into one edit for each map.
 fn by_map(
     elements: impl Iterator<Item = (&'static str, Element)>,
     edit: fn(Name, Vec<Element>) -> Edit,

@@ -284,7 +284,7 @@ pub(crate) fn packets_find_their_way(kernel: Opens) {
     // The rules do not redirect packets to an address and port that no Service has.
     assert!(who("10.96.0.1:81").is_err());
     assert_eq!(who("127.0.0.1:30081"), Err(ErrorKind::ConnectionRefused));
-    // A check finds the state in the kernel that the mode wrote.
+    // A drift check finds exactly the rules that the mode wrote.
     world.mode.check(Instant::now());
     let report = world.settle();
     assert_eq!((report.written, report.drift.is_empty()), (0, true));

@@ -1,4 +1,4 @@
-//! Endpoints for tests of the relay, on loopback.
+//! Relays, endpoints and clients on loopback, for tests of the relay.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
@@ -54,7 +54,7 @@ impl World {
     }
 }
 
-/// Opens a port of a Service.
+/// Opens a port of the Service port `default/web:http`.
 pub(crate) fn open(
     relay: &Relay,
     transport: Transport,

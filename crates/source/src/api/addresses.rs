@@ -46,8 +46,8 @@ const RESOLVE_PERIOD: Duration = Duration::from_secs(30);
 /// Longest random time that is added to [`RESOLVE_PERIOD`], so that nodes that started together
 /// resolve the name at different times.
 const SPREAD: Duration = Duration::from_secs(5);
-/// Time for which an address is kept after the last lookup that returned it. An address with an
-/// open connection is kept longer.
+/// Time for which an address is kept after the last lookup that returned it. An address is also
+/// kept while a connection to it is open.
 const KEPT: Duration = Duration::from_mins(15);
 
 /// Function that looks up the IP addresses of a host name.
@@ -82,13 +82,13 @@ impl Default for ConnectHooks {
 }
 
 impl ConnectHooks {
-    /// Runs `clear` before every connection.
+    /// Returns these hooks with `clear` as the function that prepares the node for a connection.
     #[must_use]
     pub fn cleared_by(self, clear: Clear) -> Self {
         Self { clear, ..self }
     }
 
-    /// Resolves names with `resolve`.
+    /// Returns these hooks with `resolve` as the resolver of host names.
     #[must_use]
     pub fn resolved_by(self, resolve: Resolve) -> Self {
         Self { resolve, ..self }
@@ -100,7 +100,7 @@ impl ConnectHooks {
 pub struct ApiServerAddress {
     /// Address and port of the API server or its proxy.
     pub at: SocketAddr,
-    /// Origin of the address, in words for operators: `api.example resolves to it`.
+    /// Origin of the address in words for operators, such as `api.example resolves to it`.
     pub from: String,
 }
 
@@ -110,7 +110,7 @@ pub struct ApiServerAddress {
 pub struct ApiServerAddresses(Option<Addresses>);
 
 impl ApiServerAddresses {
-    /// Returns a view of the addresses in `addresses`.
+    /// Returns a handle to `addresses` for readers outside this module.
     pub(super) fn of(addresses: &Addresses) -> Self {
         Self(Some(addresses.clone()))
     }
@@ -164,7 +164,7 @@ struct AddressBook {
     subscribers: Vec<UnboundedSender<Vec<SocketAddr>>>,
 }
 
-/// Reasons to keep an address. The address is removed once no reason applies.
+/// Reasons to keep an address of the API server. The address is removed once no reason applies.
 #[derive(Debug, Default)]
 struct Entry {
     /// True if the URL of the server or proxy contains this IP address instead of a name.

@@ -15,7 +15,7 @@
 //!
 //! **Why refused connections have short waits.** They cost the server nothing. Once the server
 //! accepts connections again, each of the three watches (four with ServiceCIDRs) sends a request
-//! within 5 s. If the network drops packets, the limit is 8 s. The kernel resends the SYN after 1,
+//! within 5 s. If the network drops packets, the limit is 8 s: the kernel resends the SYN after 1,
 //! 3 and 7 s, the attempt ends after 10 s, and the next attempt follows within 5 s. 1,000 nodes
 //! then send 600 requests a second (800 with ServiceCIDRs), for one object each.
 //!
@@ -30,7 +30,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Wait after the first failure, as in client-go.
+/// Longest wait after the first failure, as in client-go.
 const FIRST: Duration = Duration::from_millis(800);
 /// Longest delay between attempts while the API server accepts no connection.
 const MOST_UNCONNECTED: Duration = Duration::from_secs(5);
@@ -61,7 +61,8 @@ pub struct Backoff {
     untold: Steps,
 }
 
-/// Failed attempts of one row of the table in the module's description.
+/// Number of failures, and time of the last failure, of one row of the table in the module's
+/// description.
 #[derive(Debug, Default)]
 struct Steps {
     count: u32,
@@ -74,7 +75,7 @@ impl Backoff {
         *self = Self::default();
     }
 
-    /// Returns the wait after a failure at `now`.
+    /// Records a failure at `now`, and returns the random wait before the next attempt.
     pub fn next(&mut self, cost: Cost, now: Instant) -> Duration {
         let longest = self.longest(cost, now);
         longest / 2 + up_to(longest / 2)
@@ -99,7 +100,7 @@ impl Backoff {
     }
 }
 
-/// Returns a random number in the range.
+/// Returns a random number in the range, which includes both ends.
 pub(super) fn any_of(range: std::ops::RangeInclusive<u32>) -> u32 {
     let (first, last) = range.into_inner();
     let random = RandomState::new().hash_one(()) % (u64::from(last - first) + 1);

@@ -76,12 +76,11 @@ struct Shared {
 /// inline data.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Files {
-    /// File with the certificate of the CA that signed the server's certificate
-    /// (`certificate-authority`), if any.
+    /// File with the CA certificates that verify the server (`certificate-authority`).
     pub(super) authority: Option<PathBuf>,
-    /// File with the certificate of the client (`client-certificate`), if any.
+    /// File with the client certificate (`client-certificate`).
     pub(super) certificate: Option<PathBuf>,
-    /// File with the key of the client (`client-key`), if any.
+    /// File with the private key of the client certificate (`client-key`).
     pub(super) key: Option<PathBuf>,
 }
 

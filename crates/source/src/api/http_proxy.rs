@@ -28,7 +28,7 @@ pub(super) enum Protocol {
     Socks5,
 }
 
-/// A proxy with its credentials.
+/// A proxy between this process and the API server, with its credentials.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Proxy {
     pub(super) protocol: Protocol,
@@ -143,7 +143,7 @@ impl Proxy {
     }
 }
 
-/// Returns the user name and password in a URL, if any.
+/// Returns the percent-decoded user name and password in a URL, if any.
 fn user_of(url: &Uri) -> Option<(String, String)> {
     let (user, _) = url.authority()?.as_str().rsplit_once('@')?;
     let (name, password) = user.split_once(':').unwrap_or((user, ""));

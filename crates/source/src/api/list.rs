@@ -27,7 +27,7 @@ enum Form {
 }
 
 impl List {
-    /// Reads objects of this kind from a response.
+    /// Creates a reader of a response that lists objects of `kind`.
     pub(super) fn new(kind: Kind, answer: ResponseStream) -> Self {
         let input = Input::new(answer.body);
         Self(match answer.format {

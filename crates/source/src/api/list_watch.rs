@@ -197,7 +197,8 @@ impl ListWatch {
             let is_settled = self
                 .listed
                 .is_some_and(|listed| listed.elapsed() >= SETTLED && self.has_progressed);
-            // Keeps the back-off if the watch after a list failed at once. So the next list waits.
+            // Keeps the back-off if the watch after a list failed at once, so that the next list
+            // waits.
             if self.has_progressed && (is_settled || !is_list) {
                 backoff.reset();
             }

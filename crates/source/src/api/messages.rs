@@ -13,7 +13,7 @@ const LONGEST_EVENT: usize = 64 << 20;
 /// Size of a frame's length field, in bytes.
 const LENGTH: usize = 4;
 
-/// Reader of a watch, event by event.
+/// Reader that splits the response of a watch into events.
 pub(super) struct Messages {
     pub(super) format: Format,
     body: Pin<Box<dyn AsyncBufRead + Send>>,

@@ -18,9 +18,9 @@ const IS_IT_AN_API_SERVER: &str = "check that this is the URL of a Kubernetes AP
 /// Reason why a list or a watch failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// No connection to the server is possible.
+    /// The client could not connect to the server, for this reason.
     Unreachable(String),
-    /// The connection broke or stayed silent.
+    /// The connection broke, or the server stayed silent.
     Unanswered(String),
     /// The proxy does not connect this process to the server.
     Proxied(ProxyError),
@@ -28,7 +28,7 @@ pub(super) enum Failure {
     Untrusted(Untrusted),
     /// The server replied with an error status.
     Refused { code: u16, message: String },
-    /// The reply does not come from an API server.
+    /// The response is not one of an API server, for this reason.
     Nonsense(String),
 }
 
@@ -44,7 +44,7 @@ impl Failure {
         }
     }
 
-    /// Reports whether both failures belong to the same outage.
+    /// Reports whether both failures belong to the same outage, which is logged only once.
     fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Untrusted(one), Self::Untrusted(two)) => one.advice == two.advice,
@@ -76,7 +76,7 @@ struct State {
     known: HashSet<Kind>,
 }
 
-/// A failure with its start time.
+/// Latest failure of a kind, and the time at which the kind began to fail.
 #[derive(Debug)]
 struct OngoingOutage {
     failure: Failure,
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_logged_once_and_a_different_failure_is_logged_too() {
+    fn each_different_failure_is_logged_once() {
         let outage = Outage::new("http://a".into());
         let status = |code| Failure::Refused {
             code,

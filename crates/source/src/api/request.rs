@@ -30,7 +30,7 @@ const UNPACKED: usize = 64 << 10;
 pub(super) struct Resource {
     pub(super) kind: Kind,
     pub(super) need: Need,
-    /// API path of all objects of the kind.
+    /// API path that lists all objects of the kind, such as `/api/v1/services`.
     pub(super) path: &'static str,
     pub(super) labels: Option<&'static str>,
     pub(super) fields: Option<String>,
@@ -118,7 +118,7 @@ impl Resource {
         self.query().append_pair("limit", "1").finish()
     }
 
-    /// Returns the URL of a watch from `version`.
+    /// Returns the URL of a watch from `version`, which the server ends after `seconds`.
     pub(super) fn watch(&self, version: &str, seconds: u32) -> String {
         self.watching(seconds)
             .append_pair("resourceVersion", version)
@@ -176,7 +176,8 @@ pub(super) enum Format {
 }
 
 impl Format {
-    /// Reads `Content-Type`. Every type except protobuf counts as JSON.
+    /// Returns the format that the header `Content-Type` names. Every type except protobuf counts
+    /// as JSON.
     fn of(headers: &HeaderMap) -> Self {
         let said = headers
             .get(CONTENT_TYPE)

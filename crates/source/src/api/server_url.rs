@@ -1,4 +1,4 @@
-//! URLs of API servers and proxies.
+//! Parses and checks URLs of API servers and proxies.
 
 use http::Uri;
 
@@ -37,7 +37,7 @@ pub(super) fn master_url(master: &str) -> Result<Uri, StartError> {
         })
 }
 
-/// Checks that a URL is one of HTTP or HTTPS, with a host and a valid port. The error is the reason
+/// Checks that a server's URL has the scheme http or https, a host and a valid port. The error says
 /// why the URL cannot be used.
 pub(super) fn check(url: &Uri) -> Result<(), &'static str> {
     if !matches!(url.scheme_str(), Some("http" | "https")) {
@@ -49,7 +49,8 @@ pub(super) fn check(url: &Uri) -> Result<(), &'static str> {
     check_port(url)
 }
 
-/// Checks the port of a URL. Without this check, the default port would replace an invalid one.
+/// Checks that a URL's port is valid, if it has one. Without this check, the default port would
+/// replace an invalid port.
 pub(super) fn check_port(url: &Uri) -> Result<(), &'static str> {
     let authority = url.authority().map_or("", |authority| authority.as_str());
     let place = authority.rsplit('@').next().unwrap_or_default();

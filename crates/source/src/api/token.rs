@@ -90,7 +90,7 @@ where
 }
 
 fn bearer(file: &Path) -> Result<HeaderValue, String> {
-    // Reads without a separate thread: a few hundred bytes from memory take no time.
+    // Blocks this thread only briefly: the token has a few hundred bytes, usually on a tmpfs.
     let token = fs::read_to_string(file).map_err(|error: io::Error| error.to_string())?;
     let token = token.trim();
     if token.is_empty() {

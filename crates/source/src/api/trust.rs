@@ -28,7 +28,7 @@ pub(super) fn tls<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'
     })
 }
 
-/// CAs against which a certificate is checked.
+/// CAs that the client trusts, by their origin.
 #[derive(Debug, Clone)]
 pub(super) enum Authorities {
     /// The CA certificates in this file.
@@ -39,7 +39,7 @@ pub(super) enum Authorities {
     System,
 }
 
-/// Peer whose certificate is checked.
+/// Peer of a TLS connection: the API server or an HTTPS proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Peer {
     Server,

@@ -75,8 +75,8 @@ const OPENING: Duration = Duration::from_secs(30);
 const NOT_ACCEPTABLE: &str = "server does not support user/pass authentication";
 
 impl<C> Tunnel<C> {
-    /// Creates a connector. If `inner` connects to the proxy over TLS, it checks the proxy's
-    /// certificate against `authorities`, which errors name.
+    /// Creates a connector. `authorities` are the CAs against which `inner` checks the certificate
+    /// of an HTTPS proxy. Error messages name these CAs.
     pub(super) fn new(proxy: Proxy, authorities: Authorities, inner: C) -> Self {
         Self {
             way: Arc::new(ProxyRoute { proxy, authorities }),
@@ -261,7 +261,7 @@ impl ProxyRoute {
     }
 }
 
-/// Requests a tunnel over a connection to the proxy. Returns the proxy's error as text.
+/// Requests a tunnel over an open connection to a SOCKS proxy. Returns the proxy's error as text.
 async fn socks<T>(
     stream: T,
     proxy: &Proxy,

@@ -19,8 +19,8 @@ pub fn ip(text: &str) -> Option<IpAddr> {
     }
 }
 
-/// Parses two kinds of addresses: an IPv4 address with leading zeros, and an IPv6 address that ends
-/// with such an IPv4 address.
+/// Parses addresses that Rust's parser rejects: an IPv4 address with leading zeros, and an IPv6
+/// address that ends with such an IPv4 address.
 fn sloppy(text: &str) -> Option<IpAddr> {
     let Some((start, end)) = text.rsplit_once(':') else {
         return with_leading_zeros(text).map(IpAddr::V4);

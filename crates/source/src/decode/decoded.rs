@@ -1,4 +1,4 @@
-//! Result of decoding an object, in any format.
+//! Result of decoding a Kubernetes object from JSON, YAML or protobuf.
 
 use std::fmt;
 
@@ -59,7 +59,7 @@ pub(crate) enum Content {
     /// The proxy does not have to serve the object, for this reason. For example, the object is a
     /// headless Service, or belongs to another proxy.
     Ignored(&'static str),
-    /// No part of the object is valid.
+    /// No part of the object is valid, so the model keeps the last valid content.
     Unusable,
 }
 

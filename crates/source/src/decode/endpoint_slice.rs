@@ -11,7 +11,8 @@ use super::decoded::{DecodedObject, MissingName, Object};
 use super::findings::{Findings, family, is_name};
 use super::wire::{self, Conditions, FirstAddress, Named};
 
-/// Decodes an `EndpointSlice`.
+/// Decodes an `EndpointSlice`. Ignores headless and FQDN EndpointSlices, and those without a
+/// Service.
 pub(crate) fn endpoint_slice(wire: wire::EndpointSlice<'_>) -> Result<DecodedObject, MissingName> {
     let metadata = wire.metadata.unwrap_or_default();
     let mut findings = Findings::new(Kind::EndpointSlice, &metadata)?;

@@ -178,8 +178,8 @@ impl Findings {
         }
     }
 
-    /// Parses the address of a single host. If the text is another address or none, adds a problem
-    /// and returns `None`.
+    /// Parses the address of a single host. For other text, and for loopback and multicast
+    /// addresses, adds a problem and returns `None`.
     pub(super) fn address(&mut self, field: impl FnOnce() -> String, text: &str) -> Option<IpAddr> {
         if let Some(ip) = address::ip(text) {
             return self.host(field, ip);

@@ -44,7 +44,7 @@ pub(crate) fn event(kind: Kind, event: &[u8]) -> Result<WatchEvent, String> {
     })
 }
 
-/// Decodes a `Status`.
+/// Decodes a `Status` in JSON, or returns `None` if the text is invalid.
 pub(crate) fn status(json: &[u8]) -> Option<Status> {
     serde_json::from_slice(json).ok()
 }

@@ -33,7 +33,7 @@ wires! {
     ServiceCidr => service_cidr;
 }
 
-/// Calls a generic function with the wire type for a kind.
+/// Calls a generic function whose type argument is the wire type of a kind.
 macro_rules! with_wire {
     ($kind:expr, $function:ident($($argument:expr),*)) => {{
         use proxy::Kind;

@@ -48,14 +48,14 @@ pub(crate) enum Malformed {
     Envelope,
 }
 
-/// A message that is decoded field by field.
+/// A type that is decoded from a protobuf message, field by field.
 pub(crate) trait Message<'a>: Default {
     /// Stores `value` in the field with this number. Ignores numbers of fields that the proxy does
     /// not read.
     fn take(&mut self, number: u32, value: Value<'a>) -> Result<(), Malformed>;
 }
 
-/// Decodes a protobuf message.
+/// Decodes a protobuf message. Fails at the first invalid field.
 pub(crate) fn read<'a, M: Message<'a>>(bytes: &'a [u8]) -> Result<M, Malformed> {
     let mut message = M::default();
     merge(&mut message, bytes)?;
@@ -120,7 +120,8 @@ impl<'a> Value<'a> {
         self.str().map(Text::from)
     }
 
-    /// Returns an `int32` or `int64`. Both are encoded as 64 bits of two's complement.
+    /// Returns the value as an integer. Protobuf encodes `int32` and `int64` as 64 bits of two's
+    /// complement.
     pub(crate) fn number(self) -> Result<i64, Malformed> {
         match self {
             Self::Varint(number) => Ok(number.cast_signed()),

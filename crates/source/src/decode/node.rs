@@ -7,7 +7,7 @@ use super::decoded::{DecodedObject, MissingName, Object};
 use super::findings::Findings;
 use super::{address, wire};
 
-/// Name of the taint of a node that the cluster autoscaler will soon delete.
+/// Key of the taint that the cluster autoscaler adds to a node before it deletes the node.
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 
 /// Decodes a Node's addresses (internal addresses first), zone, pod CIDRs and deletion state.

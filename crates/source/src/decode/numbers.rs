@@ -206,11 +206,11 @@ struct Entry<'a> {
 /// A `Time` of `meta/v1` in protobuf. Its nanoseconds are always 0.
 #[derive(Debug, Default)]
 struct WireTime {
-    /// Number of seconds since 1970.
+    /// Seconds since 1970-01-01 UTC.
     seconds: i64,
 }
 
-/// Decodes a time. Go writes a missing time as a message without fields.
+/// Decodes a time. Returns `None` for a message without fields, which Go writes for a missing time.
 fn time<'a>(bytes: &[u8]) -> Result<Option<Time<'a>>, Malformed> {
     if bytes.is_empty() {
         return Ok(None);

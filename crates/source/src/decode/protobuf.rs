@@ -124,7 +124,7 @@ pub(crate) fn item(kind: Kind, bytes: &[u8]) -> Result<DecodedObject, MissingNam
     object(kind, None, bytes)
 }
 
-/// Decodes a `Status`.
+/// Decodes a `Status` in protobuf, or returns `None` if the bytes are invalid.
 pub(crate) fn status(bytes: &[u8]) -> Option<Status> {
     let (_, raw) = opened(bytes).ok()?;
     read(raw).ok()

@@ -17,7 +17,7 @@ const DEFAULT_AFFINITY_SECONDS: u32 = 10_800;
 /// Longest session affinity timeout that the API accepts, in seconds: one day.
 const MAX_AFFINITY_SECONDS: u32 = 86_400;
 
-/// Decodes a Service.
+/// Decodes a Service, with the API server's defaults for missing fields.
 pub(crate) fn service(wire: wire::Service<'_>) -> Result<DecodedObject, MissingName> {
     let metadata = wire.metadata.unwrap_or_default();
     let mut findings = Findings::new(Kind::Service, &metadata)?;

@@ -6,7 +6,7 @@ use super::decoded::{DecodedObject, MissingName, Object};
 use super::findings::Findings;
 use super::{address, wire};
 
-/// Decodes a ServiceCIDR.
+/// Decodes a ServiceCIDR. Skips and reports invalid networks.
 pub(crate) fn service_cidr(wire: wire::ServiceCidr<'_>) -> Result<DecodedObject, MissingName> {
     let metadata = wire.metadata.unwrap_or_default();
     let mut findings = Findings::new(Kind::ServiceCidr, &metadata)?;

@@ -35,7 +35,7 @@ pub(crate) struct Metadata<'a> {
 }
 
 impl Metadata<'_> {
-    /// Returns `resourceVersion`, unless it is empty.
+    /// Returns `resourceVersion`, or `None` if it is missing or empty.
     pub(super) fn version(&self) -> Option<&str> {
         let version = self.resource_version.as_deref();
         version.filter(|version| !version.is_empty())
@@ -65,7 +65,7 @@ pub(crate) struct Annotations<'a> {
     /// Annotation `k8s.io/initial-events-end`, if present. It marks the bookmark that ends a
     /// streamed list.
     pub(crate) initial_events_end: Option<IgnoredAny>,
-    /// Annotations with the prefix of [options], by key and value.
+    /// Annotations that set [options] of this program, as names with values.
     pub(crate) options: Vec<(Text<'a>, Text<'a>)>,
 }
 
@@ -110,7 +110,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Annotations<'a> {
 pub(crate) enum Time<'a> {
     /// Text in the format of RFC 3339.
     Text(Text<'a>),
-    /// Number of seconds since 1970.
+    /// Seconds since 1970-01-01 UTC.
     Seconds(i64),
 }
 
@@ -120,7 +120,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Time<'a> {
     }
 }
 
-/// A Service (v1).
+/// The fields of a Service (v1) that the proxy reads.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Service<'a> {
@@ -197,7 +197,7 @@ pub(crate) struct Ingress<'a> {
     pub(crate) ip_mode: Option<Text<'a>>,
 }
 
-/// An `EndpointSlice` (discovery.k8s.io/v1).
+/// The fields of an `EndpointSlice` (discovery.k8s.io/v1) that the proxy reads.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct EndpointSlice<'a> {
@@ -252,7 +252,7 @@ pub(crate) struct Named<'a> {
     pub(crate) name: Text<'a>,
 }
 
-/// A Node (v1).
+/// The fields of a Node (v1) that the proxy reads.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Node<'a> {
@@ -295,7 +295,7 @@ pub(crate) struct NodeAddress<'a> {
     pub(crate) address: Option<Text<'a>>,
 }
 
-/// A `ServiceCIDR` (networking.k8s.io/v1).
+/// The fields of a `ServiceCIDR` (networking.k8s.io/v1) that the proxy reads.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct ServiceCidr<'a> {

@@ -20,7 +20,7 @@ use super::kinds::complaint;
 use crate::decode::{DecodedObject, Wire as _, wire};
 use crate::yaml;
 
-/// An object with the number of its document's first line.
+/// An object of a manifest file, and the line at which its document begins.
 #[derive(Debug)]
 pub(super) struct LocatedObject {
     pub(super) line: usize,
@@ -28,7 +28,7 @@ pub(super) struct LocatedObject {
     pub(super) object: Result<DecodedObject, String>,
 }
 
-/// Error of parsing a file, with its position.
+/// Error of parsing a manifest file, with its line and column.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{line}:{column}: {message}, in {near:?}")]
 pub(super) struct ParseError {
@@ -126,7 +126,7 @@ fn documents(text: &str) -> impl Iterator<Item = (usize, &str)> {
         .filter_map(|((line, start), end)| Some((line, text.get(start..end)?)))
 }
 
-/// Returns the number of lines before the content: separators, comments and white space.
+/// Returns the number of lines before a document's content: separators, comments and white space.
 fn lines_before_content(document: &str) -> usize {
     document
         .lines()
@@ -167,7 +167,7 @@ fn read_document(
     })
 }
 
-/// Fields that determine the type of an object.
+/// Fields of a document that determine its type.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Header {
@@ -206,7 +206,7 @@ impl Header {
     }
 }
 
-/// Reader that adds an object of the header's kind to `objects`.
+/// Reader that decodes a document as the type `target`, and adds its objects to `objects`.
 struct ObjectReader<'a> {
     header: &'a Header,
     target: DocumentType,
@@ -268,7 +268,7 @@ impl<'de> Visitor<'de> for ObjectReader<'_> {
     }
 }
 
-/// Reader of a list's items.
+/// Reader of a list's items, each with its own header.
 struct Items<'a> {
     headers: &'a [Header],
     of: Option<Kind>,

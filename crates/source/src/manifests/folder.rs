@@ -43,7 +43,7 @@ pub(super) struct Folder {
     is_empty: bool,
 }
 
-/// Progress of the initial list.
+/// Progress of the initial lists, one for each kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Progress {
     /// No list has been sent yet.
@@ -69,7 +69,8 @@ struct File {
 }
 
 /// Metadata of a file. If the metadata differ, the file has changed. If they are equal, the file
-/// may still have changed, because the kernel's clock ticks only some hundred times a second.
+/// may still have changed, because the kernel's clock for file times ticks only some hundred times
+/// a second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     device: u64,
@@ -104,7 +105,7 @@ impl ChangedFiles {
     }
 }
 
-/// Result of a read of the directory.
+/// Events and warnings that result from one read of the directory.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct FolderUpdate {
     pub(super) events: Vec<Event>,
@@ -325,7 +326,7 @@ impl Folder {
         self.files.get(self.winner(key)?)?.objects.get(key)
     }
 
-    /// Compares the objects before and after the read, and returns the events.
+    /// Compares the objects before and after the read. Returns an event for each difference.
     fn conclude(&mut self, look: FolderRead) -> FolderUpdate {
         let mut events = Vec::new();
         if self.progress == Progress::New {
@@ -372,7 +373,7 @@ impl Folder {
     }
 }
 
-/// State of one read of the directory.
+/// Data that one read of the directory collects.
 #[derive(Debug, Default)]
 struct FolderRead {
     /// Content before the read, for each object in the old or new version of a changed file.

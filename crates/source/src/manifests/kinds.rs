@@ -15,8 +15,8 @@ const PROXIED: [(&str, &str); 9] = [
     ("v1", "NodeList"),
     ("networking.k8s.io/v1", "ServiceCIDRList"),
 ];
-/// Number of letters in which a misspelt kind may differ from a known kind. If the known kind has
-/// at most `SHORT` letters, only one letter may differ.
+/// Maximum number of letters in which a misspelt kind may differ from a known kind. If the known
+/// kind has at most `SHORT` letters, only one letter may differ.
 const TYPING_ERRORS: usize = 2;
 const SHORT: usize = 5;
 /// Maximum length of compared names, in letters.
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_edit_distance_is_the_number_of_edited_letters() {
+    fn the_edit_distance_counts_inserted_removed_and_replaced_letters() {
         for (one, other, wanted) in [
             ("service", "service", 0),
             ("servise", "service", 1),

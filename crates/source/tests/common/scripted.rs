@@ -1,4 +1,4 @@
-//! A server with scripted responses.
+//! An HTTP server whose responses a test scripts.
 
 use std::io;
 use std::net::SocketAddr;

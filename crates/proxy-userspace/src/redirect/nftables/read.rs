@@ -15,7 +15,7 @@ use crate::part_state::RedirectState;
 use crate::plan::{Base, NodePortsAt, RedirectTarget};
 use crate::port::Portal;
 
-/// Element that a portal has in one map.
+/// Element of a map: the name of its Service port, and the address and port of the redirect.
 struct MapEntry {
     name: Arc<str>,
     address: IpAddr,

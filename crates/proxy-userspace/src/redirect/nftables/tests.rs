@@ -51,7 +51,7 @@ fn a_redirect_is_one_element_in_the_map_of_each_origin() {
 }
 
 #[test]
-fn a_table_whose_comment_an_old_kernel_lost_is_not_drift() {
+fn a_table_without_its_comment_is_recognised_as_own() {
     let is_ours = |table: Table| read::is_ours(IpFamily::V4, &table);
     let commented = |comment: Option<&str>| Table {
         comment: comment.map(Into::into),

@@ -1,4 +1,4 @@
-//! Tests of the API server's addresses.
+//! Tests how addresses of the API server are found, kept and reported.
 
 use tokio::time::advance;
 
@@ -85,8 +85,7 @@ async fn resolved_api_server_addresses_outlive_a_failing_resolver() {
     let dialled = addresses.resolve("api.example").await.unwrap();
     assert_eq!(dialled.len(), 2);
 
-    // An address stays for [`KEPT`] after the name no longer resolves to it. Then the source
-    // removes the address.
+    // The name no longer resolves to two of the addresses. The source removes them after [`KEPT`].
     world.answers(Some(&["172.35.0.10"]));
     advance(2 * RESOLVE_PERIOD).await;
     tokio::task::yield_now().await;

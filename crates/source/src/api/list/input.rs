@@ -11,9 +11,9 @@ use tokio::time::{Instant, timeout};
 
 use super::super::end::End;
 
-/// Longest pause between two bytes of a response.
+/// Time limit for the next bytes of a response.
 const STILL: Duration = Duration::from_mins(1);
-/// Longest time for one response. After five minutes, the server may no longer accept the
+/// Time limit for a whole response. After five minutes, the server may no longer accept the
 /// `continue` token of a list.
 const WHOLE: Duration = Duration::from_mins(5);
 

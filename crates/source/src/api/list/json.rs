@@ -25,7 +25,7 @@ const LONGEST_OBJECT: usize = 64 << 20;
 /// Number of bytes that errors quote from the beginning of the response.
 const EXCERPT: usize = 60;
 
-/// A reader of a list, object by object.
+/// Reader of a JSON list, object by object.
 pub(super) struct JsonList {
     kind: Kind,
     input: Input,
@@ -202,7 +202,7 @@ impl JsonList {
         Ok(())
     }
 
-    /// Parses one token or value.
+    /// Parses the next token or value of the list.
     fn step(&mut self) -> Result<Step, Stop> {
         let text = self.text.get(self.parsed..).unwrap_or_default();
         let rest = text.trim_ascii_start();
@@ -231,7 +231,7 @@ impl JsonList {
         Ok(Step::On)
     }
 
-    /// Parses the value at the current position.
+    /// Parses the key, field value or item at the current position.
     fn value(&mut self) -> Result<Step, Stop> {
         let text = self.text.get(self.parsed..).unwrap_or_default();
         let is_all = self.is_all;

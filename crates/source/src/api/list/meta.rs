@@ -1,4 +1,4 @@
-//! Metadata of a list.
+//! Metadata of a list, and the check of its kind.
 
 use proxy::Kind;
 
@@ -8,9 +8,11 @@ use crate::decode::kind_name;
 /// Metadata of a list response, as far as it has arrived.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in super::super) struct Meta {
-    /// Version of the list (`metadata.resourceVersion`). `None`: empty or not received yet.
+    /// Resource version of the list (`metadata.resourceVersion`). `None`: empty or not received
+    /// yet.
     pub(in super::super) version: Option<String>,
-    /// Token of the next page (`metadata.continue`). `None`: this page is the last page.
+    /// Token of the next page (`metadata.continue`). `None`: this is the last page, or the metadata
+    /// have not arrived yet.
     pub(in super::super) continue_token: Option<String>,
 }
 

@@ -13,10 +13,10 @@ use crate::decode::{DecodedObject, MissingName};
 
 /// Maximum length of an object, in bytes. etcd accepts 1.5 MB in this encoding.
 const LONGEST_OBJECT: u64 = 16 << 20;
-/// Length of the longest encoding of a number, in bytes.
+/// Length of the longest varint, in bytes.
 const LONGEST_VARINT: usize = 10;
 
-/// A reader of a list, object by object.
+/// Reader of a protobuf list, object by object.
 pub(super) struct ProtobufList {
     kind: Kind,
     input: Input,

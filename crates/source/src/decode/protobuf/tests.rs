@@ -221,7 +221,7 @@ fn words(value: &Value) -> &[u8] {
     value.as_str().unwrap_or_default().as_bytes()
 }
 
-/// Encodes an object as Go does.
+/// Encodes an object in protobuf, as Kubernetes' Go code does.
 fn encoded(schema: Schema, object: &Value) -> Vec<u8> {
     let mut out = Vec::new();
     for (number, name, presence, shape) in schema {
