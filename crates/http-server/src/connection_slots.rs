@@ -238,7 +238,7 @@ impl OpenConnections {
 }
 
 impl Client {
-    /// Returns the client that has this remote address.
+    /// Returns the client to which this remote address belongs.
     pub(super) fn of(peer: IpAddr) -> Self {
         const NETWORK: u128 = !0 << 64;
         if peer.to_canonical().is_loopback() {

@@ -74,7 +74,7 @@ impl<F: Fn(&Parts) -> Answer + Send + Sync + 'static> Respond for F {
     }
 }
 
-/// An HTTP response.
+/// An HTTP response, whose whole body is in memory.
 pub type Answer = Response<Full<Bytes>>;
 
 /// Creates a response. Its header `nosniff` forbids browsers to guess another content type.

@@ -16,7 +16,7 @@ pub struct HttpThread {
 }
 
 impl HttpThread {
-    /// Starts the thread.
+    /// Starts an HTTP thread, on which later servers can run.
     ///
     /// # Errors
     ///

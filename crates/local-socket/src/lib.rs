@@ -24,7 +24,8 @@ const NAME: &str = "kube-proxy-ipvs/inspect";
 /// File that identifies the network namespace of the calling thread.
 const NAMESPACE: &str = "/proc/thread-self/ns/net";
 
-/// Addresses of the socket in one network namespace. The preferred address is first.
+/// Addresses of the local socket in one network namespace: a file, or an abstract name if the file
+/// cannot be created.
 #[derive(Debug, Clone)]
 pub struct SocketLocations {
     folder: PathBuf,
@@ -103,7 +104,8 @@ impl SocketLocations {
         })
     }
 
-    /// Replaces an `AddrInUse` error by an error that names the process with the abstract name.
+    /// Replaces an `AddrInUse` error with an error that names the process that has bound the
+    /// abstract name.
     fn held(&self, error: io::Error) -> io::Error {
         if error.kind() != io::ErrorKind::AddrInUse {
             return error;

@@ -27,11 +27,11 @@ pub struct State {
     pub base: Option<Base>,
     /// Redirects that the fake kernel has, by portal.
     pub redirects: BTreeMap<Portal, RedirectTarget>,
-    /// Leftovers of other modes.
+    /// Leftovers of other modes in the fake kernel.
     pub leftovers: Leftovers,
     /// Port number and endpoints of each open port, by listener.
     pub open: BTreeMap<Listener, (u16, Arc<PortBackends>)>,
-    /// Addresses of the node.
+    /// Addresses of the fake node's interfaces.
     pub addresses: BTreeSet<IpAddr>,
     /// Port number that the next opened port gets.
     pub next_port: u16,

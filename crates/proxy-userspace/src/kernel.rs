@@ -75,7 +75,7 @@ pub trait Kernel: Send + 'static {
         avoided: &HashSet<(Protocol, u16)>,
     ) -> Result<u16, SocketError>;
 
-    /// Closes a listening port. Its open connections continue.
+    /// Closes a listening port. Its open TCP connections continue for the relay's drain time.
     ///
     /// # Errors
     ///

@@ -19,7 +19,7 @@ engine::parts! {
     parts {
         /// Rules that redirect packets to the listening ports of this mode.
         Rules on Rules: "the rules that redirect to listening ports",
-        /// Addresses of the node.
+        /// Addresses of the node's interfaces.
         Addresses on Sockets: "the addresses of this node",
     }
 }

@@ -25,6 +25,6 @@ pub struct RedirectState {
     pub base: Option<Base>,
     /// Redirects in the kernel, by portal.
     pub redirects: HashMap<Portal, RedirectTarget>,
-    /// Leftovers of other modes.
+    /// Leftovers of other modes in the kernel, which this mode removes last.
     pub leftovers: Leftovers,
 }

@@ -54,7 +54,7 @@ pub struct Limits {
 pub enum Carriage {
     /// Bytes move through a buffer of the process.
     Copy,
-    /// Bytes move through a pipe of the kernel, without a copy (`splice(2)`).
+    /// Bytes move through a kernel pipe, without a copy to the process (`splice(2)`).
     Splice,
     /// Bytes move through a buffer, or through a pipe while the connection carries many bytes.
     Adaptive,

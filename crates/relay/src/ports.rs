@@ -25,7 +25,7 @@ const DEFAULT: Range = Range {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Range {
     ports: RangeInclusive<u16>,
-    /// Number of ports in the range, without reserved ports.
+    /// Number of ports in the range, without reserved ports (`ip_local_reserved_ports`).
     count: usize,
 }
 

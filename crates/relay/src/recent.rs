@@ -73,7 +73,7 @@ impl<K: Clone + Eq + Hash, V> Recent<K, V> {
         Some(&entry.value)
     }
 
-    /// Returns the time at which a key was last used.
+    /// Returns the time at which a key was last used, or `None` if the map lacks the key.
     pub(crate) fn used(&self, key: &K) -> Option<Instant> {
         Some(self.entries.get(key)?.used)
     }

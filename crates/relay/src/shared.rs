@@ -31,7 +31,7 @@ const SPARE: usize = 64;
 /// Size of the datagram buffer in bytes. Larger than any datagram.
 const LARGEST: usize = 64 * 1024;
 
-/// State that the tasks of a relay share.
+/// State that all tasks of a relay share on the relay's thread.
 pub(crate) struct Shared {
     pub(crate) limits: Limits,
     pub(crate) descriptors: Descriptors,
@@ -123,7 +123,7 @@ impl Shared {
         work(&mut self.datagram.borrow_mut())
     }
 
-    /// Counts a connection until the returned guard is dropped.
+    /// Counts a TCP connection as open until the returned guard is dropped.
     pub(crate) fn count_connection(self: &Rc<Self>) -> OpenConnection {
         self.counters.connections.fetch_add(1, Ordering::Relaxed);
         self.counters.accepted.fetch_add(1, Ordering::Relaxed);
@@ -186,7 +186,7 @@ impl Evictions {
     }
 }
 
-/// Counters of a relay.
+/// Counters of one relay: connections, flows, refusals and evictions.
 #[derive(Debug, Default)]
 pub struct Counters {
     connections: AtomicUsize,

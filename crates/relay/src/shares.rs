@@ -51,7 +51,7 @@ pub(crate) enum Client {
 }
 
 impl Client {
-    /// Returns the client at this address.
+    /// Returns the client to which this address belongs.
     pub(crate) fn of(address: IpAddr) -> Self {
         const NETWORK: u128 = !0 << 64;
         let address = address.to_canonical();
@@ -381,7 +381,7 @@ fn chosen(ranks: &PlaceRanking<Client>, client: Client, few: usize) -> Option<Cl
 }
 
 impl<T: Clone> ClientPlace<T> {
-    /// Records that the connection or flow was used.
+    /// Records a use of the connection or flow, so that the next eviction may skip it.
     pub(crate) fn note_use(&self) {
         self.used.set(true);
     }

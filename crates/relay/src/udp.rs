@@ -61,7 +61,7 @@ impl Port {
         Ok((port, opening.holds))
     }
 
-    /// Returns the port's number within the relay.
+    /// Returns the number that identifies this port within the relay.
     pub(crate) fn number(&self) -> u64 {
         self.number
     }

@@ -10,7 +10,7 @@ pub enum StartError {
     Manifests {
         /// Directory of manifests that cannot be watched.
         folder: PathBuf,
-        /// Advice to the operator.
+        /// Next step for the operator.
         advice: &'static str,
         /// Error of the operating system about the directory.
         source: std::io::Error,
@@ -22,7 +22,7 @@ pub enum StartError {
         what: String,
         /// Reason why the setting or file is unusable.
         reason: String,
-        /// Advice to the operator.
+        /// Next step for the operator.
         advice: &'static str,
     },
 }

@@ -122,7 +122,7 @@ pub struct Manifests {
 }
 
 impl Manifests {
-    /// Returns the manifests that cannot be read.
+    /// Returns a shared list of the manifests that cannot be read at the moment.
     pub fn unreadable(&self) -> UnreadableManifests {
         self.unreadable.clone()
     }

@@ -617,7 +617,7 @@ async fn a_rotated_token_is_used_immediately() {
     };
     assert!(tokens().iter().all(|token| token == "Bearer first"));
 
-    // The token has expired. The test replaces the file, as the kubelet does.
+    // The server rejects the old token. The test then replaces the token file, as the kubelet does.
     let refused = Fault::Refuse {
         code: 401,
         retry_after: None,

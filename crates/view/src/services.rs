@@ -221,7 +221,7 @@ pub struct Endpoint {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Drain {
-    /// Seconds since the drain began, or since the process restarted.
+    /// Seconds since the drain began, or since the process restarted during the drain.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub seconds: Option<f64>,
     /// Number of open connections. Absent if unknown.

@@ -174,7 +174,7 @@ pub struct Draining {
     pub server: String,
     /// Draining endpoint, such as `10.244.1.5:8080`.
     pub endpoint: String,
-    /// Seconds since the drain began, or since the last restart of the process.
+    /// Seconds since the drain began, or since the process restarted during the drain.
     pub seconds: f64,
     /// Number of active and inactive connections at the last check. Absent if unknown.
     #[serde(skip_serializing_if = "Option::is_none", default)]

@@ -43,7 +43,7 @@ pub struct Rate {
     pub bytes_out: f64,
 }
 
-/// A Service port with its rate and counters.
+/// Traffic rates and counters of one Service port.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TopPort {
@@ -62,7 +62,7 @@ pub struct TopPort {
     pub counters: Counters,
 }
 
-/// An endpoint of a Service port, with its rate and counters.
+/// Traffic rates and counters of one endpoint of a Service port.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TopEndpoint {

@@ -254,7 +254,7 @@ fn chains_of(portal: &Portal) -> (&'static str, &'static str) {
     }
 }
 
-/// Parser that finds the userspace mode's redirects in the output of `iptables-save`, line by line.
+/// Parser that finds this mode's redirects in the output of `iptables-save`, line by line.
 pub(crate) struct SaveReader<'a> {
     family: IpFamily,
     config: &'a Config,

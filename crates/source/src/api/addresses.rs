@@ -115,7 +115,7 @@ impl ApiServerAddresses {
         Self(Some(addresses.clone()))
     }
 
-    /// Returns all current addresses, in order.
+    /// Returns all current addresses, sorted by address and port.
     pub fn known(&self) -> Vec<ApiServerAddress> {
         self.0.as_ref().map(Addresses::shown).unwrap_or_default()
     }

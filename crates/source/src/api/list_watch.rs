@@ -126,7 +126,7 @@ pub(super) struct ListWatch {
     stumbles: u32,
     /// Number of consecutive requests with a minimum version that the server rejected with 500.
     refusals: u32,
-    /// Version constraint of the current request.
+    /// Constraint of the current request on resource versions.
     asked: VersionConstraint,
     /// HTTP status with which the server rejected this optional kind. `None`: not rejected.
     untold: Option<u16>,
@@ -582,7 +582,7 @@ struct SentObject {
     is_named: bool,
 }
 
-/// Reads the rest of a response, up to [`LONGEST_REST`].
+/// Reads the rest of a response, at most [`LONGEST_REST`] bytes, and returns it.
 async fn read_rest(answer: ResponseStream) -> Vec<u8> {
     let mut text = Vec::new();
     // Ignores errors, because a truncated text is enough.

@@ -15,7 +15,7 @@ use crate::decode::kind_name;
 
 const IS_IT_AN_API_SERVER: &str = "check that this is the URL of a Kubernetes API server";
 
-/// Reason why a list or a watch failed.
+/// Reason why a list or a watch failed, for the log and the back-off.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Failure {
     /// The client could not connect to the server, for this reason.
@@ -191,7 +191,8 @@ impl Outage {
         told.into_iter().map(trouble).collect()
     }
 
-    /// Returns two texts: the failure, and advice for the operator.
+    /// Formats a failure as two texts for the operator: the failure with the server's URL, and the
+    /// next step.
     fn words<'a>(&self, kind: Kind, failure: &'a Failure) -> (String, &'a str) {
         let (url, kind) = (&self.url, kind_name(kind));
         let (what, advice) = match failure {

@@ -10,7 +10,7 @@ use rustls::{AlertDescription, CertificateError};
 #[error("{why}")]
 pub(super) struct Untrusted {
     pub(super) why: String,
-    /// Next step for the operator.
+    /// Next step for the operator, such as a certificate to renew.
     pub(super) advice: String,
 }
 

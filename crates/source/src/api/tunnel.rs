@@ -63,9 +63,9 @@ struct ProxyRoute {
 pub(super) struct ProxyError {
     /// Reason why the connection failed, with the name of the proxy.
     pub(super) why: String,
-    /// Next step for the operator.
+    /// Next step for the operator, such as a proxy setting to correct.
     pub(super) advice: String,
-    /// Work that the attempt caused on the server.
+    /// Work that the attempt caused on the API server, which determines the back-off.
     pub(super) cost: Cost,
 }
 

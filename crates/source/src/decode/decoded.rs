@@ -54,7 +54,7 @@ pub(crate) struct DecodedObject {
     reason = "one is held at a time, and most objects are served"
 )]
 pub(crate) enum Content {
-    /// Content that the proxy uses.
+    /// Valid content of an object that the proxy uses.
     Proxied(Object),
     /// The proxy does not have to serve the object, for this reason. For example, the object is a
     /// headless Service, or belongs to another proxy.
@@ -113,7 +113,7 @@ pub(crate) struct Problem {
     pub(crate) object: String,
     /// Path of the field, such as `spec.ports[0].port`.
     pub(crate) field: String,
-    /// Value of the field.
+    /// Invalid value of the field, as text.
     pub(crate) value: String,
     /// Text about the error and its consequence, with advice.
     pub(crate) advice: String,

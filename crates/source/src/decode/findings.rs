@@ -192,7 +192,8 @@ impl Findings {
         None
     }
 
-    /// Checks that the address belongs to a single host, and is not a loopback address.
+    /// Checks that an address belongs to a single host, and is not a loopback address. Otherwise,
+    /// adds a problem and returns `None`.
     pub(super) fn host(&mut self, field: impl FnOnce() -> String, ip: IpAddr) -> Option<IpAddr> {
         let what = address::not_of_a_host(ip);
         self.usable(field, ip, what)

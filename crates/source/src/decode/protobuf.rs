@@ -54,7 +54,7 @@ impl<'a> Message<'a> for TypeMeta<'a> {
     }
 }
 
-/// Event of a watch (`meta/v1` WatchEvent).
+/// Protobuf message of a watch event (`WatchEvent` of `meta/v1`).
 #[derive(Debug, Default)]
 struct Event<'a> {
     kind: &'a str,

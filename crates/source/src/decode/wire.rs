@@ -19,7 +19,7 @@ use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::address;
 
-/// Metadata of an object (`metadata`).
+/// The fields of an object's `metadata` that the proxy reads.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Metadata<'a> {

@@ -35,7 +35,7 @@ pub(super) struct ParseError {
     pub(super) line: usize,
     pub(super) column: usize,
     pub(super) message: String,
-    /// Text of the line around the error's position.
+    /// Text around the error's position, from the same line.
     pub(super) near: String,
 }
 

@@ -440,7 +440,7 @@ async fn changes_of_manifests_are_noticed() {
     dir.write(".a.tmp", &service("a", "10.96.0.3"));
     fs::rename(dir.0.join(".a.tmp"), dir.0.join("a.yaml")).unwrap();
     assert_eq!(watched.next().await, "a 10.96.0.3");
-    // Replaces the file by a link.
+    // Adds a manifest that is a symbolic link to another file.
     dir.write("b.txt", &service("b", "10.96.0.4"));
     symlink(dir.0.join("b.txt"), dir.0.join("b.yaml")).unwrap();
     assert_eq!(watched.next().await, "b 10.96.0.4");

@@ -1,4 +1,4 @@
-//! Manifests that cannot be read at the moment.
+//! A shared list of manifests that cannot be read at the moment.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

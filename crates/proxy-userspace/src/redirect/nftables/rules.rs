@@ -16,10 +16,10 @@ use crate::plan::{Base, NodePortsAt};
 /// whose leftover rules may lead to closed ports.
 const PRIORITY: i32 = -110;
 
-/// Prefix of the comments of rules for NodePorts.
+/// Prefix of the comment of each rule for NodePorts.
 pub(super) const EVERYWHERE: &str = "NodePorts";
 
-/// Returns the chains of the table, with their rules.
+/// Returns the base chains `prerouting` and `output` of the table, with their rules.
 pub(super) fn chains(
     family: IpFamily,
     base: &Base,

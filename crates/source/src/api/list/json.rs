@@ -80,7 +80,7 @@ struct ListMeta {
     continue_token: String,
 }
 
-/// Result of one step of the parser.
+/// Result of one parsing step: progress, an object, the list's kind, or the end.
 #[expect(clippy::large_enum_variant, reason = "there is one at a time")]
 enum Step {
     On,

@@ -25,7 +25,7 @@ pub(super) struct ProtobufList {
     place: ReadPosition,
     /// True once the reader has checked the list's `kind`.
     is_known: bool,
-    /// Bytes of an incomplete object.
+    /// Bytes of an object that has not arrived completely.
     buffer: Vec<u8>,
     pub(super) meta: Meta,
 }

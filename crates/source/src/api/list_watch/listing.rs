@@ -94,7 +94,7 @@ impl ListWatch {
         self.send(Event::ListStarted(self.resource.kind)).await
     }
 
-    /// Checks that a list is as new as requested. A list is older if the server ignored the
+    /// Checks that a list is at least as new as requested. Fails if the server ignored the
     /// requested version. The next list then requests the newest version.
     fn is_no_step_back(&mut self, age: &Age, version: Option<&str>) -> Result<(), End> {
         if !is_older(age, version) {
