@@ -1,4 +1,4 @@
-//! Footprint of a mode: the names that the mode uses in the kernel.
+//! Kernel footprint of a mode: the names of the chains, sets, tables and links that it creates.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,8 +7,8 @@ use iptables::{Jump, Table};
 
 use crate::origin::Origin;
 
-/// Chains of the kubelet. Some modes also create or fill these chains. Like upstream's cleanup, our
-/// cleanup keeps them.
+/// Chains of the kubelet that some modes also create or fill. Like upstream's `--cleanup`, ours
+/// keeps them.
 const KUBELET: [&str; 4] = [
     "KUBE-FIREWALL",
     "KUBE-MARK-DROP",
@@ -16,40 +16,40 @@ const KUBELET: [&str; 4] = [
     "KUBE-IPTABLES-HINT",
 ];
 
-/// Reports whether a chain belongs to the kubelet.
+/// Reports whether `chain` is the name of one of the kubelet's chains.
 pub fn is_kubelets(chain: &str) -> bool {
     KUBELET.contains(&chain)
 }
 
-/// Names that one mode uses in the kernel. Includes names that older versions used.
+/// Names of the kernel objects that one mode creates, or that its older versions created.
 #[derive(Debug, Clone, Copy)]
 pub struct Footprint {
     /// Name of the mode, as in `--proxy-mode`.
     pub mode: &'static str,
-    /// The mode's iptables chains with fixed names, each with its table.
+    /// The mode's iptables chains whose names are fixed, each with its table.
     pub chains: &'static [(Table, &'static str)],
-    /// Prefixes of the names of the mode's iptables chains without a fixed name, each with its
-    /// table.
+    /// Name prefixes of the mode's other iptables chains (for example, one per Service port), each
+    /// with the table.
     pub prefixes: &'static [(Table, &'static str)],
     /// The mode's rules in built-in chains, which jump to the mode's own chains.
     pub jumps: &'static [Jump],
-    /// Prefixes of the comments that older versions of the mode wrote on rules in built-in chains.
+    /// Prefixes of the rule comments by which the cleanup recognizes older versions' rules in
+    /// built-in chains.
     pub older_comments: &'static [&'static str],
     /// Names of the mode's nftables tables in the families `ip` and `ip6`.
     pub nft_tables: &'static [&'static str],
-    /// Function that returns the mode's ipsets of an IP family.
+    /// Returns the mode's ipsets of an IP family.
     pub sets: fn(IpFamily) -> Vec<OwnSet>,
-    /// Function that returns the name of the mode's set of cluster IPs in an IP family: an ipset,
-    /// or a set in the mode's nftables table. It returns `None` if the mode has no such set.
+    /// Returns the name of the mode's set of cluster IPs in an IP family: an ipset, or a set in the
+    /// mode's nftables table. `None` if the mode has no such set.
     pub cluster_ips: fn(IpFamily) -> Option<String>,
     /// Link on which the mode binds service addresses, if any.
     pub link: Option<Link>,
     /// Properties of the mode's IPVS virtual servers, or `None` if the mode creates none.
     pub virtual_servers: Option<VirtualServers>,
-    /// Part of the node that handles packets to Services: the kernel, or the mode's process.
+    /// Handler of packets to Services: the kernel, or the mode's process.
     pub served_by: ServedBy,
-    /// Kubernetes objects and flags that cause the mode's chains, and the objects in its nftables
-    /// tables.
+    /// Kubernetes objects and flags that explain each chain, set and map of the mode.
     pub origins: &'static [Origin],
 }
 
@@ -68,9 +68,9 @@ pub enum ServedBy {
 pub struct OwnSet {
     /// Name of the ipset.
     pub name: String,
-    /// Meaning of the set's members as evidence for virtual servers.
+    /// Evidence that the set's members give about virtual servers.
     pub says: Says,
-    /// Kubernetes object or flag from which the members come, as text for the operator.
+    /// Kubernetes object or flag that determines the set's members, as text for the operator.
     pub origin: &'static str,
 }
 
@@ -81,8 +81,8 @@ pub enum Says {
     Nothing,
     /// Each member is the address and port of a virtual server.
     VirtualServers,
-    /// Each member is a port of this protocol for which the mode has virtual servers on the node's
-    /// addresses.
+    /// Each member is a port of this protocol. The mode has a virtual server for this port on each
+    /// of the node's addresses.
     NodePorts(Protocol),
     /// Each member is an address that the mode has bound to its link.
     Bound,
@@ -93,33 +93,33 @@ pub enum Says {
 /// A link on which a mode binds service addresses, as interface addresses or as local routes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Link {
-    /// Name of the link. The cleanup deletes the link, with its addresses and routes, if it is a
-    /// dummy link.
+    /// Name of the link. If it is a dummy link, the cleanup deletes it with its addresses and
+    /// routes.
     pub name: &'static str,
-    /// Protocol number (`rtm_protocol`) of the mode's routes. It differs from the number of the
-    /// kernel's own routes.
+    /// Protocol number (`rtm_protocol`) of the mode's routes, by which the cleanup tells them from
+    /// the kernel's routes.
     pub route_protocol: u8,
-    /// IPv4 address that the link keeps while service addresses are local routes. When a link loses
-    /// its last IPv4 address, the kernel removes the link's routes. No Service has this address.
+    /// IPv4 address that stays on the link while service addresses are local routes, because the
+    /// kernel removes a link's IPv4 routes with its last IPv4 address. No Service has this address.
     pub anchor: Option<IpAddr>,
-    /// Kubernetes objects from which the link's addresses come, as text for the operator.
+    /// Kubernetes objects that determine the link's addresses, as text for the operator.
     pub origin: &'static str,
 }
 
-/// Properties by which the cleanup recognizes a mode's virtual servers, in addition to links and
-/// sets.
+/// Properties by which the cleanup recognizes a mode's virtual servers that no link and no ipset
+/// identifies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VirtualServers {
     /// Flag bit that the mode sets on virtual servers of NodePorts and firewall marks, because no
     /// set identifies these virtual servers.
     pub ownership_flag: u32,
-    /// Address, port and protocol of the virtual server without destinations that the mode creates
-    /// to test the kernel. `None` if the mode creates no such virtual server.
+    /// Test virtual server, without destinations, that the mode creates to probe the kernel:
+    /// address, port and protocol. `None` if the mode creates none.
     pub probe: Option<(SocketAddr, Protocol)>,
 }
 
 impl Footprint {
-    /// Creates the footprint of a mode that has no entries in the kernel.
+    /// Creates the footprint of a mode that creates no kernel objects.
     pub const fn none(mode: &'static str) -> Self {
         Self {
             mode,
@@ -137,7 +137,8 @@ impl Footprint {
         }
     }
 
-    /// Reports whether a chain belongs to this mode. The kubelet's chains belong to no mode.
+    /// Reports whether this mode uses a chain with this name. Returns false for the kubelet's
+    /// chains.
     pub fn has_chain(&self, table: Table, name: &str) -> bool {
         let is_named = self.chains.contains(&(table, name));
         let mut prefixes = self.prefixes.iter();
@@ -145,7 +146,7 @@ impl Footprint {
         has && !is_kubelets(name)
     }
 
-    /// Reports whether this mode or an older version of it writes the comment `comment` on rules in
+    /// Reports whether this mode, or an older version of it, writes this comment on rules in
     /// built-in chains.
     pub(crate) fn has_comment(&self, comment: &str) -> bool {
         let mut jumps = self.jumps.iter();

@@ -1,11 +1,11 @@
-//! Finds the iptables entries that modes have left behind, in the output of `iptables-save`. Writes
-//! an input for `iptables-restore` that removes these entries.
+//! Finds the iptables entries that modes have left behind in the output of `iptables-save`, and
+//! writes the `iptables-restore` input that removes them.
 //!
-//! The name of a chain identifies the mode that created it. A jump to such a chain belongs to one
-//! of two owners:
+//! The name of a chain identifies the mode that created it. A jump to this chain is one of two
+//! kinds:
 //!
-//! * A kube-proxy, if the jump is in a built-in chain and has a known comment.
-//! * Otherwise another program. This jump stays. Its target chain also stays, but without rules.
+//! * A kube-proxy's jump: it is in a built-in chain, and has a known comment.
+//! * Another program's jump: any other. It stays; its target chain stays without rules.
 //!
 //! Source: upstream's `pkg/proxy/iptables/cleanup.go`, `pkg/proxy/ipvs/cleanup.go`.
 
@@ -26,37 +26,39 @@ pub struct Leftovers {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Chains {
     names: BTreeSet<String>,
-    /// Jumps to these chains, each as a line of `iptables-save` (`-A …`).
+    /// Leftover jumps to this table's chains, each as a line of `iptables-save` (`-A …`).
     jumps: Vec<String>,
-    /// Leftover chains to which a rule of another program jumps, each with that rule.
+    /// Leftover chains to which another program's rule jumps, each with that rule.
     holds: BTreeMap<String, String>,
 }
 
-/// Treatment of a leftover chain to which a rule of another program jumps.
+/// Treatment of a leftover chain to which another program's rule jumps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReferencedChain {
-    /// The removal keeps the chain, but removes its rules.
+    /// The cleanup keeps the chain, but removes its rules.
     Keep,
-    /// The removal also tries to delete the chain. The kernel refuses the deletion, so the caller
-    /// reports the chain and retries later.
+    /// The cleanup also tries to delete the chain. The kernel refuses this, so the caller reports
+    /// the chain and retries later.
     Delete,
 }
 
-/// Finder of leftovers among the entries of `iptables-save`.
+/// Search for leftovers in the entries of `iptables-save`.
 #[derive(Debug)]
 pub struct Finder {
     theirs: Vec<&'static Footprint>,
     mine: Option<&'static Footprint>,
-    /// Jumps that the current mode wants in built-in chains, each as a line (`-A CHAIN ...`).
+    /// Jumps that the current mode wants in built-in chains, each as a line of `iptables-save` (`-A
+    /// CHAIN ...`).
     my_jumps: BTreeSet<(Table, String)>,
     held: ReferencedChain,
-    /// Chains that belong only to other modes. The value is true if the chain has rules.
+    /// Chains of other modes that the current mode does not use. The value is true if the chain has
+    /// rules.
     names: BTreeMap<Table, BTreeMap<String, bool>>,
     found: Leftovers,
 }
 
 impl Finder {
-    /// Creates a finder that finds all entries of these modes.
+    /// Creates a search for all iptables entries of these modes.
     pub fn all(modes: &[&'static Footprint]) -> Self {
         Self {
             theirs: modes.to_vec(),
@@ -68,9 +70,9 @@ impl Finder {
         }
     }
 
-    /// Creates a finder of entries that belong to a mode in `modes`, but not to the current mode,
-    /// `mine`. If `held` is [`ReferencedChain::Keep`], an empty chain does not count as a leftover
-    /// while another program's rule jumps to the chain.
+    /// Creates a search for entries of `modes` that the current mode, `mine`, does not want. If
+    /// `held` is [`ReferencedChain::Keep`], an empty chain to which another program's rule jumps is
+    /// no leftover.
     pub fn beside(mine: &'static Footprint, modes: Footprints, held: ReferencedChain) -> Self {
         let my_jumps = mine.jumps.iter().map(|jump| (jump.table, jump.line()));
         Self {
@@ -86,13 +88,13 @@ impl Finder {
         self.mine.is_some_and(|mine| mine.has_chain(table, chain))
     }
 
-    /// Reports whether another mode uses a chain with this name. The current mode (`mine`) may use
-    /// a chain with this name, too.
+    /// Reports whether a mode other than `mine` uses a chain with this name. `mine` may use the
+    /// name as well.
     fn is_theirs(&self, table: Table, chain: &str) -> bool {
         self.theirs.iter().any(|mode| mode.has_chain(table, chain))
     }
 
-    /// Examines an entry of a table, which is a chain or a rule.
+    /// Examines one chain or rule of a table.
     pub fn entry(&mut self, table: Table, entry: Entry<'_>) {
         match entry {
             Entry::Chain(name) => self.chain(table, name),
@@ -100,7 +102,7 @@ impl Finder {
         }
     }
 
-    /// Records a chain if it belongs to another mode and not to `mine`.
+    /// Records a chain if another mode uses its name and `mine` does not.
     pub fn chain(&mut self, table: Table, name: &str) {
         if self.is_theirs(table, name) && !self.is_mine(table, name) {
             let names = self.names.entry(table).or_default();
@@ -108,8 +110,8 @@ impl Finder {
         }
     }
 
-    /// Examines a rule. Records it if it is a leftover, or if it belongs to another program and
-    /// jumps to a leftover chain.
+    /// Examines a rule. Records the rule if it is a leftover, or if it is another program's jump to
+    /// a leftover chain.
     pub fn rule(&mut self, table: Table, rule: RuleLine<'_>) {
         let of_table = self.names.get_mut(&table);
         if let Some(has_rules) = of_table.and_then(|names| names.get_mut(rule.chain)) {
@@ -171,7 +173,7 @@ impl Finder {
 }
 
 impl Leftovers {
-    /// Examines the output of `iptables-save` with `finder`, and returns the leftovers.
+    /// Returns the leftovers that `finder` finds in the output of `iptables-save`.
     pub fn find(mut finder: Finder, saved: &str) -> Self {
         for (table, entry) in entries(saved) {
             finder.entry(table, entry);
@@ -180,7 +182,7 @@ impl Leftovers {
     }
 
     /// Reports whether one of these installed rules jumps to a leftover chain. If so, packets still
-    /// pass the rules of the mode that left the chain.
+    /// traverse the rules of the mode that left the chain.
     pub fn serve<'a>(&self, installed: impl IntoIterator<Item = (Table, &'a str)>) -> bool {
         installed.into_iter().any(|(table, line)| {
             let Some(chains) = self.tables.get(&table) else {
@@ -191,13 +193,13 @@ impl Leftovers {
         })
     }
 
-    /// Reports whether each leftover chain has a name that this mode uses.
+    /// Reports whether `mode` uses the names of all leftover chains.
     pub fn are_of(&self, mode: &Footprint) -> bool {
         let mut chains = self.chains();
         chains.all(|(table, name)| mode.has_chain(table, name))
     }
 
-    /// Removes a chain from the list of leftovers. Returns true if the list contained it.
+    /// Removes a chain from the leftovers. Returns true if it was one of them.
     pub fn keep(&mut self, table: Table, chain: &str) -> bool {
         let Some(of) = self.tables.get_mut(&table) else {
             return false;
@@ -214,12 +216,12 @@ impl Leftovers {
         self.tables.is_empty()
     }
 
-    /// Reports whether a table has leftovers.
+    /// Reports whether `table` has leftovers.
     pub fn touches(&self, table: Table) -> bool {
         self.tables.contains_key(&table)
     }
 
-    /// Returns the leftover chains. Includes chains that stay without rules.
+    /// Returns the leftover chains, including those that stay without rules.
     pub fn chains(&self) -> impl Iterator<Item = (Table, &str)> {
         let tables = self.tables.iter();
         tables.flat_map(|(table, of)| of.names.iter().map(|name| (*table, name.as_str())))
@@ -231,7 +233,7 @@ impl Leftovers {
         tables.flat_map(|(table, of)| of.jumps.iter().map(|line| (*table, line.as_str())))
     }
 
-    /// Returns the number of chains to remove, and the number of jumps to remove.
+    /// Returns the number of chains and the number of jumps to remove.
     pub fn counts(&self) -> (usize, usize) {
         let chains = |of: &Chains| of.names.len().saturating_sub(of.holds.len());
         (
@@ -240,8 +242,7 @@ impl Leftovers {
         )
     }
 
-    /// Returns a sentence for each chain that must stay because a rule of another program jumps to
-    /// it.
+    /// Returns a sentence for each chain that must stay because another program's rule jumps to it.
     pub fn held(&self) -> impl Iterator<Item = String> {
         self.tables.iter().flat_map(|(table, chains)| {
             chains.holds.iter().map(move |(chain, rule)| {
@@ -254,8 +255,7 @@ impl Leftovers {
         })
     }
 
-    /// Writes an input for `iptables-restore` that removes the leftovers and keeps all other
-    /// entries.
+    /// Writes an `iptables-restore` input that removes the leftovers and keeps all other entries.
     ///
     /// # Errors
     ///
@@ -263,7 +263,7 @@ impl Leftovers {
     pub fn write(&self, restore: &mut Restore<'_>) -> io::Result<()> {
         for (table, chains) in &self.tables {
             restore.begin(*table)?;
-            // Empties all chains first, so that no rule in a chain still refers to another chain.
+            // Empties all chains first: the kernel deletes a chain only if no rule jumps to it.
             for name in &chains.names {
                 restore.declare(name)?;
             }
@@ -280,7 +280,7 @@ impl Leftovers {
         Ok(())
     }
 
-    /// Returns an input for `iptables-restore` that removes the leftovers.
+    /// Returns the `iptables-restore` input that removes the leftovers.
     pub fn restore_text(&self) -> String {
         restore_text(|restore| self.write(restore))
     }

@@ -1,6 +1,6 @@
-//! The names that each mode of kube-proxy uses in the kernel, as data. With these names, a mode
-//! finds and removes the entries of other modes. The subcommand `check` and the flag `--cleanup`
-//! also use these names.
+//! The names of the kernel objects that each mode of kube-proxy creates, as data. With these names,
+//! a mode finds and removes other modes' entries. The subcommand `check` and the flag `--cleanup`
+//! use the names as well.
 //!
 //! ```text
 //!   a Footprint for each mode ─┬─▶ Finder ◀── iptables-save
@@ -10,9 +10,9 @@
 //!                              └─▶ nft tables
 //! ```
 //!
-//! A mode has its own footprint, and gets the footprints of all other modes. A new mode only adds a
-//! footprint, and no other mode changes. The crate `cleanup` removes all entries that footprints
-//! name.
+//! A mode knows its own footprint, and gets the footprints of all other modes as an argument. So a
+//! new mode only adds a footprint, and the code of other modes stays the same. The crate `cleanup`
+//! removes all objects that footprints name.
 
 mod footprint;
 mod leftovers;

@@ -1,26 +1,26 @@
-//! Finds and removes the nftables tables of modes.
+//! Finds and removes the nftables tables that modes have created.
 //!
-//! A mode has all its nftables objects of an IP family in one table. So one request removes all its
-//! chains, sets and maps.
+//! In each IP family, a mode has all its nftables objects in one table. So one request removes all
+//! its chains, sets and maps.
 //!
 //! Source: upstream's `pkg/proxy/nftables/cleanup.go`.
 
 use inet::IpFamily;
 use nftables_netlink::{Change, CommitError, Error, Nftables, Transaction};
 
-/// Reason why a table could not be found or removed.
+/// Failure to find or remove an nftables table.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{source}; look at it with `nft list table {family} {table}` and remove it with `nft delete table {family} {table}`"
 )]
 pub struct NftError {
     source: CommitError,
-    /// Address family of the table, as `nft` names it.
+    /// Address family of the table, as `nft` writes it: `ip` or `ip6`.
     family: &'static str,
     table: &'static str,
 }
 
-/// Reports whether a table exists in the network namespace of the calling thread. The request makes
+/// Reports whether a table exists in the network namespace of the calling thread. The query makes
 /// the kernel load `nf_tables`, as `iptables-nft-save` does.
 ///
 /// # Errors
@@ -32,7 +32,7 @@ pub fn has_table(family: IpFamily, table: &'static str) -> Result<bool, NftError
     Ok(opened.is_some())
 }
 
-/// Opens a socket for requests about a table. Returns `None` if the table does not exist.
+/// Opens a netlink socket for requests about a table. Returns `None` if the table does not exist.
 ///
 /// # Errors
 ///
@@ -50,11 +50,11 @@ pub fn open_with(family: IpFamily, table: &str) -> Result<Option<Nftables>, Erro
     Ok(is_there.then_some(nftables))
 }
 
-/// Removes a table with its contents. Succeeds if the table does not exist.
+/// Removes an nftables table with its contents. Succeeds if the table does not exist.
 ///
 /// # Errors
 ///
-/// Fails if the table still exists. The error contains the reason.
+/// Fails if the kernel does not remove the table. The error contains the reason.
 pub fn remove_table(family: IpFamily, table: &'static str) -> Result<(), NftError> {
     let removal = Transaction {
         family: family.into(),

@@ -1,14 +1,15 @@
-//! Variant of a mode and the kernel features that it uses on this node, for the operator.
+//! Describes to the operator in which variant a mode runs on this node, and which kernel features
+//! it uses.
 
 use inet::IpFamily;
 use iptables::Iptables;
 
-/// Variant in which a mode runs on this node, and the kernel features that it uses.
+/// The variant in which a mode runs on this node, and the kernel features that it uses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Uses {
-    /// Settings that make up the variant, such as `shim upstream` or `scheduler rr`.
+    /// Names of the variant's settings, such as `shim upstream` or `scheduler rr`.
     pub forms: Vec<String>,
-    /// The iptables backend of the mode's rules, with the reason why it was chosen. `None` if the
+    /// The iptables backend that the mode writes to, with the reason for the choice. `None` if the
     /// mode has no iptables rules.
     pub backend: Option<String>,
     /// Kernel features that the mode needs.
@@ -17,23 +18,23 @@ pub struct Uses {
     pub left_out: Vec<(IpFamily, String)>,
 }
 
-/// A kernel feature that a mode uses.
+/// A kernel feature that a mode needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KernelFeature {
-    /// IPVS, with the scheduler that the mode uses.
+    /// IPVS, with the scheduler of the mode's virtual servers.
     Ipvs {
-        /// Name of the scheduler.
+        /// Name of the IPVS scheduler, such as `rr`.
         scheduler: String,
     },
-    /// Support for ipsets in the kernel.
+    /// ipsets (module ip_set).
     Ipset,
-    /// Support for nf_tables in the kernel.
+    /// nf_tables.
     NfTables,
-    /// iptables rules of this backend, `nft` or `legacy`.
+    /// iptables rules of the backend `nft` or `legacy`.
     Iptables(String),
 }
 
-/// Returns the name of an iptables backend, with the reason for its choice.
+/// Returns the name of the iptables backend in use, with the reason for its choice.
 pub fn backend(iptables: &Iptables) -> String {
     format!("iptables {} ({})", iptables.backend(), iptables.why())
 }

@@ -30,8 +30,8 @@ fn is_jump_of_the_shim(line: &str) -> bool {
     jumps.any(|jump| jump == line)
 }
 
-/// Applies the `iptables-restore` commands in `text` to the rules in `saved`, and returns the rules
-/// that stay. Panics if a command has no effect.
+/// Returns the rules of `saved` that stay after the `iptables-restore` commands in `text`. Panics
+/// if a command has no effect.
 fn after(saved: &str, text: &str) -> String {
     let table_of = |wanted: &str| {
         let mut table = "";
@@ -133,7 +133,7 @@ fn ipvs_mode_keeps_only_the_iptables_mode_rules_that_both_modes_want() {
                 .all(|(chain, kept)| chain.starts_with(kept)),
         "{chains:?}"
     );
-    // A jump stays only if IPVS mode wants it as well, or if it belongs to the kubelet.
+    // A jump stays only if IPVS mode wants the same jump, or if it belongs to the kubelet.
     let jumps = left.lines().filter(|line| {
         BUILT_IN
             .iter()
@@ -220,7 +220,7 @@ fn iptables_mode_keeps_only_the_ipvs_mode_rules_that_both_modes_want() {
     ];
     assert_eq!(chains, of_ipvs_mode);
     assert_eq!(found.jumps().count(), 5);
-    // This mode wants all of upstream's rules, so none of them is a leftover.
+    // iptables mode wants all of upstream's rules, so none of them is a leftover.
     assert!(beside(ReferencedChain::Keep, UPSTREAM).is_empty());
 
     let holds =

@@ -1,4 +1,4 @@
-//! Access to the kernel for the lanes (worker threads) of IPVS mode: reads, writes and queries.
+//! Kernel access of IPVS mode's lanes (worker threads): reads, writes and queries.
 
 use engine::KernelAccess;
 use proxy::Unreadable;
@@ -22,8 +22,8 @@ impl<K: Kernel> KernelAccess<K> for Ipvs {
     }
 
     fn write(kernel: &mut K, plan: &Plan) -> PlanResult {
-        // Measures only plans with many writes. In a small plan, reading the clock can cost as much
-        // as sending one message.
+        // Measures only plans with many writes. In a small plan, two looks at the clock can cost as
+        // much as one netlink message.
         let tells = Budget::tells(plan.ops.len()) && plan.lane() == Some(Lane::Services);
         let began = tells.then(|| kernel.clock());
         PlanResult {

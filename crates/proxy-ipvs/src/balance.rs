@@ -1,4 +1,5 @@
-//! Load balancing of one Service: the scheduler with its flags, and the attributes of destinations.
+//! Load balancing of one Service: its scheduler, the scheduler's flags, and the weights and
+//! connection limits of destinations.
 
 use std::sync::Arc;
 
@@ -8,31 +9,30 @@ use proxy::{Backends, Service, Target};
 use crate::server::{Destinations, Properties, RealServer};
 use crate::slow_start::Ramp;
 
-/// Schedulers that the virtual servers of one Service use.
+/// Schedulers of one Service's virtual servers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceSchedulers {
     /// Scheduler that the Service requests if the kernel has it, otherwise the node's scheduler.
     pub own: Arc<str>,
-    /// Scheduler `sh`, which chooses a destination by the client's address. `None` if the kernel
-    /// lacks `sh`, or if the proxy does not know yet whether the kernel has `sh`.
+    /// Scheduler `sh` (source hashing). `None` if the kernel lacks `sh`, or if the proxy does not
+    /// know yet whether the kernel has it.
     pub by_source: Option<Arc<str>>,
 }
 
-/// Load balancing that a Service requests, without the options that its scheduler ignores.
+/// Load-balancing options of a Service, without those that its scheduler ignores.
 #[derive(Debug)]
 pub(crate) struct Balance<'a> {
     scheduler: &'a Arc<str>,
-    /// Scheduler flags of the virtual servers (`IP_VS_SVC_F_*`).
+    /// Scheduler flags of the virtual servers (`IP_VS_SVC_F_SCHED*`).
     flags: u32,
     max_connections: u16,
     weights: Option<Weights>,
-    /// Slow start of new endpoints, or `None` if new endpoints get their full weight immediately.
+    /// Slow start of new endpoints, or `None` if new endpoints get their full weight at once.
     pub(crate) ramp: Option<Ramp>,
 }
 
 impl<'a> Balance<'a> {
-    /// Returns the load balancing of a Service with this scheduler. Ignores options that the
-    /// scheduler does not support.
+    /// Returns the Service's load-balancing options that apply to this scheduler.
     pub(crate) fn of(service: &Service, scheduler: &'a Arc<str>) -> Self {
         let options = service.options.as_deref();
         let flags = options.and_then(|options| options.scheduler_flags);
@@ -41,7 +41,7 @@ impl<'a> Balance<'a> {
                 let set = |is_set, flag| if is_set { flag } else { 0 };
                 set(flags.port, Properties::HASH_PORT) | set(flags.fallback, Properties::FALLBACK)
             }
-            // If the Service sets no flags, `mh` also hashes the client's port, as in upstream.
+            // Without flags from the Service, `mh` hashes the client's port, as in upstream.
             None if &**scheduler == "mh" => Properties::HASH_PORT,
             None => 0,
         };
@@ -60,7 +60,7 @@ impl<'a> Balance<'a> {
         }
     }
 
-    /// Returns the properties of the Service's virtual servers.
+    /// Returns the scheduler, flags and persistence timeout of the Service's virtual servers.
     pub(crate) fn properties(&self, service: &Service) -> Properties {
         let is_persistent = service.affinity_seconds.is_some();
         let persistent = if is_persistent {
@@ -75,8 +75,8 @@ impl<'a> Balance<'a> {
         }
     }
 
-    /// Returns a destination for each target. A destination's weight can depend on whether the
-    /// endpoint is on this node or in its zone. `backends` lists these endpoints.
+    /// Returns one destination per target. The weight can depend on whether the endpoint is on this
+    /// node or in its zone, as listed in `backends`.
     pub(crate) fn destinations(&self, targets: &[Target], backends: &Backends) -> Destinations {
         let is_in = |list: &[Target], target: &Target| list.binary_search(target).is_ok();
         let weight = |target: &Target, weights: Weights| {

@@ -1,4 +1,4 @@
-//! Booking: records the kernel's replies to a plan in the tables.
+//! Booking: records in the tables which writes of a plan the kernel has accepted and refused.
 //!
 //! The wanted entries can change while a worker thread writes a plan. So booking records the value
 //! that the worker thread has written, not the value that is wanted now.
@@ -25,25 +25,25 @@ use crate::tables::Tables;
 const LEFT_ALONE: &str = "another program has made a virtual server there, which is left alone, so that the Service is not \
      served there; remove it (ipvsadm -D), or take the address out of the Service";
 
-/// Result of recording a plan's outcomes: counts, failures, and entries and parts that need further
-/// work.
+/// Summary of a plan's outcomes: counts, failures, and the parts of the kernel's state to read
+/// again.
 #[derive(Debug)]
 pub(crate) struct Booking {
     family: IpFamily,
-    /// Numbers of writes, by outcome.
+    /// Number of writes with each outcome.
     pub(crate) writes: Writes,
     /// Writes that the kernel refused, each with the reason.
     pub(crate) failures: Vec<Failure>,
-    /// Number of failed writes of rules and failed removals of leftovers.
+    /// Number of failed attempts to write rules or to remove leftovers.
     pub(crate) failed_restores: usize,
-    /// Parts of the kernel whose content differs from the tables or is unknown. The worker threads
-    /// must read these parts again.
+    /// Parts of the kernel's state that the worker threads must read again, because their content
+    /// is unknown or differs from the tables.
     pub(crate) doubted: SmallVec<[Part; 2]>,
-    /// Services that own a written or refused entry.
+    /// Services that own an entry which the plan wrote or tried to write.
     pub(crate) touched: HashSet<NamespacedName>,
     /// Virtual servers from which the kernel refused to remove a destination.
     pub(crate) kept: SmallVec<[VirtualServerKey; 1]>,
-    /// Schedulers that the kernel lacks, each with the kernel's error message.
+    /// Schedulers that the kernel lacks, each with the reason that the kernel gave.
     pub(crate) lacking: BTreeMap<Arc<str>, String>,
 }
 
@@ -62,7 +62,7 @@ impl Tables {
             let key = one.server();
             key.is_some() && key == next.server()
         };
-        // Records the outcomes of consecutive writes to one virtual server together.
+        // Handles consecutive writes to one virtual server together.
         for run in plan.ops.chunk_by(of_one) {
             match run.first().and_then(Op::server) {
                 Some(key) => self.settle_server(key, run, &mut outcomes, now, &mut booked),
@@ -78,7 +78,7 @@ impl Tables {
         booked
     }
 
-    /// Records the outcomes of all writes to one virtual server.
+    /// Records the outcomes of consecutive writes to one virtual server.
     fn settle_server(
         &mut self,
         key: &VirtualServerKey,
@@ -106,7 +106,7 @@ impl Tables {
                     booked.writes.add(op.subject(), Fate::Unknown, 1);
                     is_unknown = true;
                     // The reply was lost, so the kernel may have lowered the weight. Records the
-                    // lower weight: while other destinations are removed, this destination must not
+                    // lower weight: while the proxy removes other destinations, this one must not
                     // count as serving with its old weight.
                     if let Op::SetDestination(_, real) = op
                         && let Some(there) = actual.and_then(|it| it.destination(real.target))
@@ -115,8 +115,8 @@ impl Tables {
                         Draft::apply(&mut draft, op, run.len());
                     }
                 }
-                // If the kernel refuses a virtual server, it also refuses the destinations of this
-                // virtual server. Reports only the first of these refusals.
+                // After refusing a virtual server, the kernel also refuses its destinations.
+                // Reports only the first of these refusals.
                 Outcome::Refused { .. } if is_refused => {}
                 Outcome::Refused { reason, fault: of } => {
                     let (reason, of) = if of == Fault::Belief && self.foreign.is_known_at(key) {
@@ -189,15 +189,15 @@ impl Tables {
         }
         self.put_off(op, fault, now);
         if matches!(op, Op::WriteRules { .. }) {
-            // After a refused restore, the rules in the kernel are unknown, and a set that the
-            // rules match may be missing. The worker threads read rules and sets before the next
-            // attempt.
+            // After a refused `iptables-restore` or transaction, the kernel's rules are unknown,
+            // and a set that they match may be missing. The worker threads read rules and sets
+            // before the next attempt.
             booked.doubt(Part::Rules);
             booked.doubt(Part::Sets);
         }
     }
 
-    /// Records a write that took effect.
+    /// Records that a write has taken effect in the kernel.
     fn set_done(&mut self, op: &Op) {
         match op {
             Op::CreateLink => self.link.set_actual(&(), Some(())),
@@ -219,7 +219,7 @@ impl Tables {
             Op::UnbindOtherwise(address) => self.bound_otherwise.set_actual(address, None),
             Op::BindRange(net) => self.ranges.set_actual(net, Some(RangeSource::Current)),
             Op::UnbindRange(net) => self.ranges.set_actual(net, None),
-            // `settle_server` has already recorded these writes.
+            // `settle_server` has already recorded writes to virtual servers.
             Op::AddServer(..)
             | Op::SetServer(..)
             | Op::RemoveServer(..)
@@ -229,7 +229,7 @@ impl Tables {
         }
     }
 
-    /// Schedules the next attempt of a write that the kernel refused or whose reply was lost.
+    /// Schedules a retry of a write that the kernel refused or whose reply was lost.
     fn put_off(&mut self, op: &Op, fault: Fault, now: Instant) {
         match op {
             Op::CreateLink => put_off(&mut self.link, &(), AffectedServices::All, fault, now),
@@ -286,7 +286,7 @@ impl Tables {
             Op::BindRange(net) | Op::UnbindRange(net) => {
                 put_off(&mut self.ranges, net, AffectedServices::All, fault, now);
             }
-            // `settle_server` has already recorded these writes.
+            // `settle_server` has already scheduled retries for virtual servers.
             Op::AddServer(..)
             | Op::SetServer(..)
             | Op::RemoveServer(..)
@@ -307,8 +307,8 @@ impl Tables {
         owner.map(|owner| owner.name.clone())
     }
 
-    /// Returns the Services that want the entry of a write. Returns no Service for a virtual
-    /// server, because `settle_server` has already recorded its Services.
+    /// Returns the Services that want the written entry. Returns none for a virtual server, because
+    /// `settle_server` records its Services.
     fn services_of(&self, op: &Op) -> SmallVec<[NamespacedName; 1]> {
         let service = |owner: &Arc<Owner>| owner.name.service.clone();
         match op {
@@ -321,14 +321,14 @@ impl Tables {
     }
 }
 
-/// Services that a failed write of an entry affects.
+/// Services that suffer if the write of an entry fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AffectedServices {
     /// All Services: without this entry, the node serves no Service.
     All,
     /// Only the Services that own the entry.
     Owners,
-    /// No Service: the failed write would have removed a set or leftovers that no Service needs.
+    /// No Service: the write would only have removed a set or leftovers.
     Nobody,
 }
 
@@ -383,8 +383,8 @@ impl Booking {
     }
 }
 
-/// Returns the more severe of two faults. From most to least severe: a table that differs from the
-/// kernel, a fault of the node or of a scheduler, a fault of one entry.
+/// Returns the more severe fault. From most to least severe: a table that differs from the kernel,
+/// a fault of the node or of a scheduler, a fault of one entry.
 fn worse(one: Fault, other: Fault) -> Fault {
     let rank = |fault: Fault| match fault {
         Fault::Entry => 0,

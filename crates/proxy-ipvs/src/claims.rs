@@ -1,7 +1,7 @@
-//! Claims of Services on kernel entries, disputes between Services, and leftover destinations.
+//! The kernel entries that Services claim, disputes between Services, and leftover destinations.
 //!
-//! A leftover destination exists in the kernel, but belongs to no endpoint of the Service. Leftover
-//! destinations stay until the proxy may delete entries. From then on, TCP destinations drain.
+//! A leftover destination exists in the kernel, but is no endpoint of the Service any more. It
+//! stays until the proxy may delete entries. From then on, it drains if it is a TCP destination.
 //!
 //! ```text
 //!   compile ──Fragment──▶ Claims ──▶ Tables: wanted
@@ -9,8 +9,8 @@
 //!                           └─leftovers─┘  destinations that only the kernel has
 //! ```
 //!
-//! If several Services claim a virtual server, one claim wins. Only this claim includes the
-//! leftover destinations, which [`Drains`] lists. The losing claims stay as compiled.
+//! If several Services claim a virtual server, one claim wins. Only the winning claim includes the
+//! leftover destinations, which [`Drains`] lists. Losing claims stay as compiled.
 
 use std::collections::BTreeSet;
 use std::hash::Hash;
@@ -31,27 +31,28 @@ use crate::sets::{Member, Set};
 use crate::slow_start::{Growths, Place};
 use crate::tables::Tables;
 
-/// Claims of all Services on the kernel entries of one IP family.
+/// Kernel entries of one IP family that Services claim.
 pub(crate) struct Claims {
-    /// Service ports that own claims, by Service. A removed port releases its claims.
+    /// Service ports that have claims, by Service. Removing a Service port releases its claims.
     owners: HashMap<NamespacedName, SmallVec<[Arc<Owner>; 1]>>,
-    /// Services to recompile. Each of these Services has lost an address and port to another
-    /// Service or won them back, so its set members change.
+    /// Services to recompile, because they lost an address and port to another Service, or won them
+    /// back. Their set members change.
     disputed: BTreeSet<NamespacedName>,
-    /// Load-balancer addresses to which this node must not open connections. See
+    /// Load-balancer addresses to which the shim's rules reject this node's own connections. See
     /// [`Fragment::forbidden_to_node`].
     forbidden_to_node: Table<ServiceAddress, (), Arc<Owner>>,
-    /// Version of [`Self::forbidden_to_node`]. Each change of the list increases the version.
+    /// Version of [`Self::forbidden_to_node`], which increases with each change of the list.
     forbidden_version: u64,
-    /// Prefix lengths of the Services' source ranges (`loadBalancerSourceRanges`).
+    /// Prefix lengths that occur in the Services' `loadBalancerSourceRanges`.
     prefixes: Table<u8, (), Arc<Owner>>,
     pub(crate) drains: Drains,
-    /// Destinations in slow start, whose weight still grows.
+    /// Destinations in slow start, whose weights still grow.
     pub(crate) growths: Growths,
-    /// Marks of the virtual servers that serve clients from outside the cluster.
+    /// Firewall marks of the virtual servers for clients outside the cluster.
     pub(crate) marks: Marks,
     pub(crate) former_marks: FormerMarks,
-    /// True once the proxy may delete entries: it knows all objects and which entries are its own.
+    /// True once the proxy may delete kernel entries: it knows all Kubernetes objects, and which
+    /// entries are its own.
     pub(crate) may_delete: bool,
 }
 
@@ -72,12 +73,12 @@ impl Claims {
         }
     }
 
-    /// Reserves memory for the claims of this number of new Services.
+    /// Reserves memory for the claims of `services` new Services.
     pub(crate) fn reserve(&mut self, services: usize) {
         self.owners.reserve(services);
     }
 
-    /// Returns true if this Service claims any entries.
+    /// Returns true if this Service claims at least one entry.
     pub(crate) fn knows(&self, service: &NamespacedName) -> bool {
         self.owners.contains_key(service)
     }
@@ -106,7 +107,7 @@ impl Claims {
         owners.all(|owner| tables.is_settled_for(owner))
     }
 
-    /// Returns the load-balancer addresses to which this node must not open connections, and the
+    /// Returns the load-balancer addresses to which this node must not open connections, with the
     /// version of this list.
     pub(crate) fn forbidden_to_node(&self) -> (BTreeSet<ServiceAddress>, u64) {
         let all = self.forbidden_to_node.iter_wanted().map(|(at, ())| *at);
@@ -117,7 +118,7 @@ impl Claims {
         self.forbidden_version
     }
 
-    /// Returns the prefix lengths of all source ranges.
+    /// Returns the prefix lengths that occur in any Service's source ranges.
     pub(crate) fn prefixes(&self) -> BTreeSet<u8> {
         self.prefixes
             .iter_wanted()
@@ -129,7 +130,7 @@ impl Claims {
         self.forbidden_to_node.wanted(at).is_some()
     }
 
-    /// Replaces all claims of a Service by the claims in `fragments`.
+    /// Replaces all claims of a Service by the entries in `fragments`.
     pub(crate) fn put(
         &mut self,
         service: &NamespacedName,
@@ -155,8 +156,8 @@ impl Claims {
         }
     }
 
-    /// Takes one Service from the queue of Services to recompile. This Service lost an address and
-    /// port to another Service, or won them back.
+    /// Takes the next Service to recompile from the queue: it lost an address and port to another
+    /// Service, or won them back.
     pub(crate) fn next_disputed(&mut self) -> Option<NamespacedName> {
         self.disputed.pop_first()
     }
@@ -173,7 +174,7 @@ impl Claims {
             ramp,
         } = fragment;
         let has_new_ramp = self.growths.set_ramp(&owner, ramp);
-        // Ignores a repeated key: only the first virtual server with each key counts.
+        // Keeps only the first virtual server with each key.
         let mut keys = HashSet::new();
         let mut merge = None;
         let servers: Vec<_> = servers
@@ -203,8 +204,8 @@ impl Claims {
         for key in released {
             self.take_over(key, tables);
         }
-        // Only the Service that wins an address and port has set members there. Set members of a
-        // losing Service, such as source ranges, would change which clients may connect.
+        // Only the Service that wins an address and port gets set members for them. A losing
+        // Service's members, such as source ranges, would change which clients may connect.
         let mut lost: HashSet<VirtualServerKey> = keys
             .into_iter()
             .filter(|key| tables.servers.owner(key) != Some(&owner))
@@ -241,7 +242,8 @@ impl Claims {
         forbidden.dedup();
         let mut before = self.forbidden_to_node.keys_of(&owner).to_vec();
         before.sort_unstable();
-        // The rules contain every forbidden address, so a change needs new rules.
+        // The rules contain every address that this node must not connect to, so a change needs new
+        // rules.
         if forbidden != before {
             self.forbidden_version += 1;
             let forbidden = forbidden.into_iter().map(|at| (at, ()));
@@ -249,8 +251,8 @@ impl Claims {
         }
     }
 
-    /// Assigns a mark to the virtual server for clients outside the cluster. If no mark is free,
-    /// all clients of an address get the same endpoints, as in upstream.
+    /// Assigns a firewall mark to the virtual server for clients outside the cluster. If no mark is
+    /// free, all clients of an address get the same endpoints, as in upstream.
     fn mark(
         &mut self,
         fragment: &mut Fragment,
@@ -287,8 +289,8 @@ impl Claims {
 
     // ---- leftovers ----
 
-    /// Returns a Service port's claim for a virtual server. If the Service port wins this virtual
-    /// server, the claim includes the virtual server's leftover destinations.
+    /// Returns the virtual server that a Service port claims. If the Service port wins the key, the
+    /// claim includes the leftover destinations.
     fn claim_of(
         &mut self,
         owner: &Arc<Owner>,
@@ -316,7 +318,7 @@ impl Claims {
         self.with_leftovers(&place, compiled, tables, last)
     }
 
-    /// Adds the leftover destinations of a released virtual server to the claim of its next owner.
+    /// Adds the leftover destinations of a released virtual server to the next owner's claim.
     fn take_over(&mut self, key: VirtualServerKey, tables: &mut Tables) {
         let owner = tables.servers.owner(&key).cloned();
         if let (Some(owner), Some(compiled)) = (owner, tables.servers.wanted(&key).cloned()) {
@@ -331,7 +333,7 @@ impl Claims {
         }
     }
 
-    /// Returns the winning claim as compiled (full weights, no leftover destinations), and its
+    /// Returns the winning claim with full weights and without leftover destinations, and its
     /// owner.
     fn compiled(
         &self,
@@ -351,11 +353,11 @@ impl Claims {
         Some((tables.servers.owner(key)?.clone(), compiled))
     }
 
-    /// Adds the leftover destinations to the compiled destinations, and lowers the weights of new
-    /// destinations in slow start.
+    /// Adds leftover destinations to the compiled destinations, and lowers the weights of
+    /// destinations that are in slow start.
     ///
-    /// `last` caches the previous result, because the virtual servers of one Service port mostly
-    /// have equal destinations.
+    /// `last` caches the previous result, because most virtual servers of a Service port have equal
+    /// destinations.
     fn with_leftovers(
         &mut self,
         place: &Place<'_>,
@@ -382,9 +384,8 @@ impl Claims {
         self.growths.apply(place, actual, merged)
     }
 
-    /// Merges the kernel's destinations with the compiled destinations. Leftover TCP destinations
-    /// drain at weight 0. While the proxy must not delete entries, all leftover destinations keep
-    /// their weights.
+    /// Merges the compiled destinations with those in the kernel. Leftover TCP destinations drain
+    /// at weight 0. Until the proxy may delete entries, all leftovers keep their weights.
     fn merge(
         &self,
         key: &VirtualServerKey,
@@ -429,15 +430,14 @@ impl Claims {
         }
     }
 
-    /// Recomputes the wanted destinations of a virtual server from the compiled destinations and
-    /// the kernel's destinations.
+    /// Updates a virtual server's wanted destinations from the compiled destinations and those in
+    /// the kernel.
     pub(crate) fn settle_leftovers(&mut self, key: VirtualServerKey, tables: &mut Tables) {
         self.merge_again(key, |tables| tables.servers.wanted(&key), tables);
     }
 
-    /// Recomputes the wanted destinations of a virtual server that this process has just read from
-    /// the kernel. Destinations in slow start continue from the weights that an earlier process had
-    /// reached.
+    /// Updates the wanted destinations of a virtual server that the proxy has just found in the
+    /// kernel. Its destinations in slow start keep their progress.
     pub(crate) fn adopt_leftovers(&mut self, key: VirtualServerKey, tables: &mut Tables) {
         self.merge_again(key, |_| None, tables);
     }
@@ -462,14 +462,15 @@ impl Claims {
         }
     }
 
-    /// Raises the weights of destinations in slow start whose next step is due.
+    /// Raises the weights of destinations in slow start that have reached their next step.
     pub(crate) fn grow(&mut self, tables: &mut Tables) {
         for key in self.growths.take_due() {
             self.settle_leftovers(key, tables);
         }
     }
 
-    /// Drops the draining destinations for which `is_over` returns true.
+    /// Ends the drains of the targets for which `is_over` returns true: these destinations are no
+    /// longer wanted.
     pub(crate) fn end_drains(
         &mut self,
         key: &VirtualServerKey,
@@ -504,8 +505,8 @@ impl Claims {
     }
 }
 
-/// Replaces an owner's keys in a table without values. Usually the owner's keys are unchanged, and
-/// so is the table.
+/// Replaces the keys that an owner claims in a table without values. Usually the keys are
+/// unchanged, and this function does nothing.
 fn claim_keys<K: Clone + Eq + Hash>(
     table: &mut Table<K, (), Arc<Owner>>,
     owner: &Arc<Owner>,
@@ -516,8 +517,7 @@ fn claim_keys<K: Clone + Eq + Hash>(
     }
 }
 
-/// Destinations of one virtual server, merged from the kernel's destinations and the compiled
-/// destinations.
+/// Destinations of one virtual server: those in the kernel, merged with the compiled ones.
 struct Merge {
     actual: Destinations,
     compiled: Destinations,
@@ -527,26 +527,26 @@ struct Merge {
 }
 
 impl Merge {
-    /// Returns true if this merge has the same inputs, so that its result can be reused.
+    /// Returns true if this merge has these inputs, so that the caller can reuse its result.
     fn is_of(&self, actual: &VirtualServer, compiled: &VirtualServer) -> bool {
         self.actual == actual.destinations && self.compiled == compiled.destinations
     }
 }
 
-/// Entries that a Service port cannot have, because another program owns a virtual server with one
-/// of the port's keys.
+/// Entries that a Service port must do without, because another program has a virtual server with
+/// one of the port's keys.
 #[derive(Default)]
 struct Exclusions {
-    /// Keys of the Service port at which other programs already have virtual servers. If one of
-    /// these keys belongs to the NodePort, also contains all other keys of the NodePort.
+    /// Keys of the Service port at which another program has a virtual server. If one of them is at
+    /// the NodePort, all keys of the NodePort are included.
     keys: HashSet<VirtualServerKey>,
     /// Keys of the NodePort at which the proxy creates no virtual server, because another program
-    /// uses the NodePort at another address.
+    /// has one at another address of the NodePort.
     dropped: HashSet<VirtualServerKey>,
     /// Addresses of the virtual servers in `keys`.
     addresses: HashSet<IpAddr>,
-    /// True if another program has a virtual server at the NodePort. If a set contained the
-    /// NodePort, the proxy would treat that virtual server as its own.
+    /// True if another program has a virtual server at the NodePort. If a set contained this
+    /// NodePort, the proxy would take that virtual server for its own.
     has_node_port: bool,
 }
 
@@ -565,8 +565,8 @@ impl Exclusions {
             keys: keys.iter().filter(is_foreign).copied().collect(),
             ..Self::default()
         };
-        // Excludes fwmark virtual servers. They have the ownership flag too, but also serve
-        // load-balancer addresses.
+        // Excludes fwmark virtual servers, which have the ownership flag too, but are not only for
+        // the NodePort.
         let is_of_node_port = |(key, server): &&(VirtualServerKey, VirtualServer)| {
             key.address().is_some() && server.properties.is_owned()
         };
@@ -589,7 +589,7 @@ impl Exclusions {
         self.dropped.contains(key)
     }
 
-    /// Returns true if this member would make another program's virtual server look like ours.
+    /// Returns true if this set member would make another program's virtual server look like ours.
     fn has_member(&self, set: Set, member: &Member) -> bool {
         match member {
             Member::Port(_) => self.has_node_port,

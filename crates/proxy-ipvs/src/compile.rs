@@ -1,5 +1,5 @@
-//! Compiles one Service into the kernel entries that it wants, for one IP family. Pure: it reads no
-//! clock, does no I/O, and writes no log.
+//! Compiles one Service into the kernel entries that it wants in one IP family. Pure: no clock, no
+//! I/O, no log.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -20,38 +20,37 @@ use crate::slow_start::Ramp;
 pub struct Fragment {
     /// Service port that owns the entries of this fragment.
     pub owner: Arc<Owner>,
-    /// Virtual servers that the Service port wants, by service address.
+    /// Virtual servers that the Service port wants, each with its service address.
     pub servers: Vec<(ServiceAddress, VirtualServer)>,
     /// Set members that the Service port wants, each with its set.
     pub members: Vec<(Set, Member)>,
-    /// Service addresses to bind to `kube-ipvs0`.
+    /// Service addresses that must become local on `kube-ipvs0`.
     pub addresses: Vec<IpAddr>,
-    /// Load-balancer addresses whose source ranges exclude this node. Rules must reject the node's
-    /// own connections to these addresses.
+    /// Load-balancer addresses whose source ranges exclude this node. Rules reject the node's own
+    /// connections to these addresses.
     pub forbidden_to_node: Vec<ServiceAddress>,
-    /// Virtual server with only the local endpoints, for clients outside the cluster. `None` if
-    /// these clients use the same virtual servers as all others.
+    /// Virtual server for clients outside the cluster, with only the local endpoints. `None` if
+    /// these clients use the same virtual servers as clients in the cluster.
     pub outside: Option<OutsideServer>,
-    /// Slow start of new endpoints, if the Service has that option.
+    /// Slow start of new endpoints, if the Service requests it.
     pub ramp: Option<Ramp>,
 }
 
-/// A virtual server for a firewall mark, with only the local endpoints (`--ipvs-semantics=exact`).
-/// Packets from clients outside the cluster get this mark. They use this virtual server instead of
-/// the virtual server at their destination address.
+/// An fwmark virtual server with only the local endpoints (`--ipvs-semantics=exact`). Rules mark
+/// packets from clients outside the cluster, so IPVS uses this virtual server instead of the one at
+/// the packet's destination address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OutsideServer {
-    /// The virtual server, without its mark.
+    /// The virtual server. It gets its firewall mark later.
     pub server: VirtualServer,
-    /// Destination addresses at which packets from outside the cluster get the mark.
+    /// Service addresses at which rules mark packets from outside the cluster.
     pub at: Vec<ServiceAddress>,
-    /// True if session affinity needs scheduler `sh`, which chooses a destination by the client's
-    /// address.
+    /// True if session affinity needs the scheduler `sh` (source hashing).
     pub hashes_source: bool,
 }
 
 impl Fragment {
-    /// Creates a fragment that wants no entries.
+    /// Creates an empty fragment, with which a Service port wants no entries.
     pub(crate) fn of_nothing(owner: Arc<Owner>) -> Self {
         Self {
             owner,
@@ -65,26 +64,25 @@ impl Fragment {
     }
 }
 
-/// Node addresses at which NodePorts are served.
+/// Addresses of this node at which it serves NodePorts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodePortAddresses {
-    /// Sorted node addresses at which NodePorts are served.
+    /// Node addresses that serve NodePorts, sorted.
     pub addresses: Vec<IpAddr>,
-    /// True if `addresses` is complete. While the Node object is incomplete, `addresses` contains
-    /// only addresses at which the kernel already serves NodePorts.
+    /// True if `addresses` is complete. While the Node object is unknown, the list has only
+    /// addresses at which the kernel already serves NodePorts.
     pub are_known: bool,
 }
 
 impl NodePortAddresses {
-    /// Returns true if no address serves NodePorts. Returns false while the addresses are not
-    /// known.
+    /// Returns true if it is certain that no node address serves NodePorts.
     fn are_none(&self) -> bool {
         self.are_known && self.addresses.is_empty()
     }
 }
 
-/// Compiles a Service into one fragment for each port. Returns no fragment if the Service has no
-/// address of this family.
+/// Compiles a Service into one fragment per port. Returns no fragments if the Service has no
+/// cluster IP of this family.
 pub fn compile(
     view: &ServiceView<'_>,
     node: &NodeFacts,
@@ -115,12 +113,12 @@ struct Compiler<'a> {
     balance: Balance<'a>,
     by_source: Option<&'a Arc<str>>,
     backends: Backends,
-    /// Destinations for clients that use all endpoints (traffic policy Cluster).
+    /// Destinations under traffic policy `Cluster`: all endpoints.
     cluster: Destinations,
     local: Destinations,
     semantics: Semantics,
-    /// Addresses for clients outside the cluster, if the Service has `externalTrafficPolicy:
-    /// Local`.
+    /// Service addresses for clients outside the cluster that get only local endpoints
+    /// (`externalTrafficPolicy: Local`).
     outside: Vec<ServiceAddress>,
     fragment: Fragment,
 }
@@ -135,8 +133,8 @@ impl<'a> Compiler<'a> {
     ) -> Self {
         let balance = Balance::of(service, &schedulers.own);
         let cluster = balance.destinations(&backends.cluster, &backends);
-        // Without a local endpoint, traffic policy Local falls back to all endpoints, as in
-        // upstream since kubernetes/kubernetes#97081.
+        // Without a local endpoint, traffic policy `Local` uses all endpoints, as in upstream's
+        // IPVS mode since kubernetes/kubernetes#97081.
         let local = if backends.local.is_empty() {
             cluster.clone()
         } else {
@@ -190,8 +188,8 @@ impl<'a> Compiler<'a> {
             self.bind_unless_foreign(view, ip);
         }
         match self.port.node_port {
-            // Like upstream, adds neither a virtual server nor the `healthCheckNodePort` if no
-            // address serves NodePorts.
+            // If no node address serves NodePorts, adds neither a virtual server nor the
+            // `healthCheckNodePort`, like upstream.
             Some(_) if node_ports.are_none() => {}
             Some(number) => {
                 self.node_port(number, &node_ports.addresses);
@@ -211,9 +209,8 @@ impl<'a> Compiler<'a> {
             .collect()
     }
 
-    /// Makes the rules masquerade packets that a pod sends to itself through the Service (hairpin).
-    /// Otherwise the pod would see its own address as the client, and would send its reply directly
-    /// to itself.
+    /// Adds the set members by which rules masquerade a pod's packets to itself through the Service
+    /// (hairpin). Without masquerading, the pod would reply to its own address directly.
     fn hairpin(&mut self) {
         let protocol = self.port.protocol;
         let members = self.backends.on_node.iter().map(|target| {
@@ -255,8 +252,8 @@ impl<'a> Compiler<'a> {
         self.serve_external(self.properties.clone(), ip, self.port.port);
     }
 
-    /// Adds set members for the clients that may use a load-balancer address
-    /// (`loadBalancerSourceRanges`).
+    /// Adds set members that let only the Service's `loadBalancerSourceRanges` use a load-balancer
+    /// address.
     fn source_ranges(&mut self, ip: IpAddr) {
         let (protocol, port) = (self.port.protocol, self.port.port);
         let own = |net: &&ipnet::IpNet| IpFamily::of(net.addr()) == self.node.family;
@@ -282,8 +279,8 @@ impl<'a> Compiler<'a> {
             .ip
             .is_some_and(|node_ip| ranges.iter().any(|net| net.contains(&node_ip)))
         {
-            // If the node connects to a load-balancer address, that address is also the packet's
-            // source. So the load-balancer address must be an allowed source.
+            // A packet from this node to a local load-balancer address has that address as its
+            // source. So the address must be an allowed source.
             let member = Member::AddressPortAddress(ip, protocol, port, ip);
             self.fragment
                 .members
@@ -333,9 +330,9 @@ impl<'a> Compiler<'a> {
         self.fragment.members.push((set, at.into()));
     }
 
-    /// Adds a virtual server at an external address. With `--ipvs-semantics=exact`, only clients in
-    /// the cluster use this virtual server. So it has all endpoints as destinations, under any
-    /// traffic policy.
+    /// Adds a virtual server at an external address. With `--ipvs-semantics=exact`, it has all
+    /// endpoints even under `externalTrafficPolicy: Local`, because clients outside the cluster
+    /// then use an fwmark virtual server.
     fn serve_external(&mut self, properties: Properties, address: IpAddr, port: u16) {
         let is_local = self.service.external_local;
         let is_exact = self.semantics.is_exact();
@@ -346,9 +343,9 @@ impl<'a> Compiler<'a> {
         self.serve_with(properties, address, port, is_local && !is_exact);
     }
 
-    /// Adds a virtual server with the local endpoints for clients outside the cluster.
+    /// Adds an fwmark virtual server with the local endpoints, for clients outside the cluster.
     ///
-    /// - If no endpoint is local, rules drop the packets of these clients.
+    /// - If all endpoints are on other nodes, rules drop the packets of these clients.
     /// - If the Service has no endpoint at all, IPVS rejects the packets.
     fn serve_outside(&mut self) {
         if self.outside.is_empty() {
@@ -364,8 +361,8 @@ impl<'a> Compiler<'a> {
             let mut targets = self.backends.local.iter();
             targets.all(|target| target.port == at.port)
         };
-        // The last endpoints may still serve, with any port. So a virtual server without an endpoint
-        // has no persistence.
+        // Without an endpoint, destinations may still drain, and their ports are unknown here. So
+        // the virtual server is not persistent.
         let keeps_port = !self.backends.local.is_empty() && at.iter().all(is_same_port);
         let mut properties = Properties {
             flags,
@@ -378,8 +375,8 @@ impl<'a> Compiler<'a> {
                 Some(scheduler) => properties.by_source(scheduler),
                 None => properties.without_persistence(),
             };
-            // Scheduler `sh` has few slots, and gives each destination as many slots as its weight.
-            // All weights here are equal, so weight 1 suffices.
+            // Scheduler `sh` has only 256 slots, and gives a destination as many slots as its
+            // weight. All weights here are equal, so weight 1 suffices.
             destinations = self.local.iter().map(|real| real.with_weight(1)).collect();
         }
         self.fragment.outside = Some(OutsideServer {
@@ -392,7 +389,7 @@ impl<'a> Compiler<'a> {
         });
     }
 
-    /// Returns true if the Service has endpoints, but no endpoint on this node.
+    /// Returns true if the Service has endpoints, but none that traffic policy `Local` may use.
     fn lacks_local(&self) -> bool {
         self.backends.local.is_empty() && self.backends.any
     }
@@ -417,20 +414,20 @@ impl<'a> Compiler<'a> {
 
     /// Binds an address to `kube-ipvs0`, unless it is an address of the API server.
     ///
-    /// A bound address is local at every port. So the node could no longer reach the API server at
-    /// another port of the address.
+    /// A bound address is local at every port, so this node could no longer reach the API server's
+    /// other ports.
     ///
-    /// Without the bound address, this node's own packets still use the virtual server. Packets of
-    /// pods are routed to the API server's node, which serves them.
+    /// Without the bound address, this node's own packets still use the virtual server. Pods'
+    /// packets are routed to the API server's node.
     fn bind_unless_foreign(&mut self, view: &ServiceView<'_>, ip: IpAddr) {
         if !view.is_api_server(ip) {
             self.bind(ip);
         }
     }
 
-    /// Binds an address to `kube-ipvs0`, unless another interface has the address. If the proxy
-    /// bound an address of the node, the removal of the Service would remove that address
-    /// (kubernetes/kubernetes#75290). Does nothing while the node's addresses are unknown.
+    /// Binds an address to `kube-ipvs0`, unless another interface has it. Otherwise, removing the
+    /// Service would remove an address of the node (kubernetes/kubernetes#75290). Does nothing
+    /// while the node's addresses are unknown.
     fn bind(&mut self, ip: IpAddr) {
         if self.node.has_addresses && !self.node.interface_addresses.contains(&ip) {
             self.fragment.addresses.push(ip);

@@ -1,5 +1,5 @@
-//! Compiles changed Services and updates their claims. Also recompiles other Services that lose or
-//! win an address and port because of the change.
+//! Compiles changed Services and updates their claims. Also recompiles the Services that lose an
+//! address and port to a changed Service, or win them back.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ use crate::server::VirtualServerKey;
 use crate::sets::{Member, Set};
 
 impl Ipvs {
-    /// Updates the node addresses that serve NodePorts. Returns true if they changed.
+    /// Updates the list of node addresses that serve NodePorts. Returns true if it changed.
     pub(crate) fn refresh_node_ports(&mut self, state: &mut State) -> bool {
         let bound = self.tables.addresses.iter_actual();
         let bound = bound.map(|(address, ())| *address);
@@ -34,7 +34,7 @@ impl Ipvs {
     }
 
     /// Returns the node addresses at which the kernel already serves NodePorts. The proxier uses
-    /// these addresses until it knows which addresses must serve NodePorts.
+    /// them while the Node object is unknown.
     fn found_node_ports(&self, state: &State) -> Vec<IpAddr> {
         let is_node_port = |at: &ServiceAddress| {
             let members = self.tables.members(Set::node_port(at.protocol));
@@ -48,8 +48,8 @@ impl Ipvs {
         found.into_iter().collect()
     }
 
-    /// Compiles these Services. Also recompiles other Services that lose or win an address and port
-    /// because of this change. Returns the virtual servers that these other Services had before.
+    /// Compiles these Services, and recompiles other Services that lose an address and port to
+    /// them, or win them back. Returns the virtual servers that these other Services had before.
     pub(crate) fn compute(
         &mut self,
         state: &mut State,
@@ -60,8 +60,8 @@ impl Ipvs {
             self.update_service(state, model, name);
         }
         let mut had = Vec::new();
-        // The loop terminates: a recompiled Service claims the same virtual servers as before, so
-        // no new dispute arises.
+        // The loop ends, because a recompiled Service claims the same virtual servers as before,
+        // which causes no new dispute.
         while let Some(name) = self.claims.next_disputed() {
             had.extend(self.claims.servers_of(slice::from_ref(&name), &self.tables));
             self.update_service(state, model, &name);
@@ -83,8 +83,8 @@ impl Ipvs {
         }
         for fragment in &mut fragments {
             // One local route makes all addresses of a range local, so most Services need no
-            // address on the link. The Services of the API server and DNS still get an address on
-            // the link, because they must not wait for the route.
+            // address on the link. The API server's and DNS Services get one, because they must not
+            // wait for the route.
             if fragment.owner.rank == Rank::Other {
                 let addresses = &mut fragment.addresses;
                 addresses.retain(|address| !self.ranges.contains(address));
@@ -94,8 +94,7 @@ impl Ipvs {
         state.news.changed(name);
     }
 
-    /// Reserves memory for new Services, because one large allocation is far cheaper than many
-    /// small allocations.
+    /// Reserves memory for new Services at once, which is far cheaper than many small allocations.
     pub(crate) fn reserve(
         &mut self,
         model: &Model,

@@ -1,4 +1,4 @@
-//! Settings of IPVS mode for one IP family, from command-line flags.
+//! Settings of IPVS mode for one IP family, as command-line flags determine them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,64 +9,66 @@ use proxy::{LocalDetector, Scheduler};
 
 use crate::mark_addresses::MarkAddresses;
 
-/// Implementation of the shim (`--ipvs-shim`). The shim is the set of rules beside IPVS, which
-/// masquerade and filter packets. All implementations give packets the same verdicts.
+/// Variant of the shim (`--ipvs-shim`): the rules beside IPVS, which masquerade and filter packets.
+/// All variants treat a packet alike.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ShimStyle {
     /// Upstream's rules, in iptables with ipsets.
     #[default]
     Upstream,
-    /// Fewer rules in iptables than upstream's, with fewer look-ups in ipsets per packet.
+    /// iptables rules with ipsets, but fewer rules and fewer set look-ups per packet than
+    /// upstream's.
     Lean,
-    /// One nftables table with its own sets and the fewest look-ups per packet.
+    /// One nftables table with sets of its own, and the fewest look-ups per packet.
     Nftables,
 }
 
 impl ShimStyle {
-    /// Returns true if sets and rules are in one nftables table.
+    /// Returns true if the shim is an nftables table, with sets and rules.
     pub fn is_native(self) -> bool {
         self == Self::Nftables
     }
 }
 
-/// Method that makes service addresses local on `kube-ipvs0` (`--ipvs-vip-mode`).
+/// Way in which service addresses become local on `kube-ipvs0` (`--ipvs-vip-mode`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum VipMode {
-    /// Each service address is an address on the link, as in upstream. The more addresses the link
-    /// has, the longer the kernel needs to add one.
+    /// Each service address is an address of the link, as in upstream. The kernel needs longer to
+    /// add an address the more addresses the link has.
     #[default]
     Address,
-    /// Each service address has a local route of its own. The cost of adding a route does not
-    /// depend on the number of routes.
+    /// Each service address has a local route. Adding a route takes the same time, however many
+    /// routes there are.
     Route,
-    /// Local routes make whole ServiceCIDRs local. Each service address outside the ServiceCIDRs
-    /// has a local route of its own.
+    /// One local route covers a whole ServiceCIDR. Each service address outside the ServiceCIDRs
+    /// has its own route.
     Range,
 }
 
 impl VipMode {
-    /// Returns true if local routes make service addresses local, and false if addresses on the
-    /// link do.
+    /// Returns true if service addresses are local by routes, and false if they are addresses on
+    /// the link.
     pub fn uses_routes(self) -> bool {
         self != Self::Address
     }
 }
 
-/// Semantics of Services: which endpoints a client gets, and which source address the endpoint sees
+/// The endpoints that a client may get, and the source address that an endpoint sees
 /// (`--ipvs-semantics`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Semantics {
     /// Upstream's IPVS mode: all clients of a service address get the same endpoints.
     #[default]
     Upstream,
-    /// Semantics of iptables mode. If a Service has `externalTrafficPolicy: Local`, clients outside
-    /// the cluster get only local endpoints. For these clients, packets get a firewall mark in
-    /// these bits, and fwmark virtual servers handle the marked packets.
+    /// iptables mode's semantics: under `externalTrafficPolicy: Local`, clients outside the cluster
+    /// get only local endpoints. Their packets get a firewall mark in these bits, for which IPVS
+    /// has a separate virtual server.
     Exact(MarkBits),
 }
 
 impl Semantics {
-    /// Returns the bits for packet marks, or `None` for upstream's semantics, which use no marks.
+    /// Returns the bits for firewall marks, or `None` for upstream's semantics, which need no
+    /// marks.
     pub(crate) fn mark_bits(self) -> Option<MarkBits> {
         match self {
             Self::Upstream => None,
@@ -74,23 +76,23 @@ impl Semantics {
         }
     }
 
-    /// Returns true for the semantics of iptables mode.
+    /// Returns true for iptables mode's semantics (`--ipvs-semantics=exact`).
     pub fn is_exact(self) -> bool {
         self != Self::Upstream
     }
 }
 
-/// Bits of the packet mark that hold the number of a virtual server (`--ipvs-mark-bits`).
+/// Bits of the packet mark that number the fwmark virtual servers (`--ipvs-mark-bits`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MarkBits(pub u32);
 
 impl MarkBits {
-    /// Default bits. Kubernetes (0xc000) does not use these bits, and network plug-ins do not use
-    /// them by default: Calico (0xffff0000), Cilium (0xffff0f00), the AWS VPC CNI (0x80).
+    /// Default bits. They avoid the bits of Kubernetes (0xc000) and the default bits of network
+    /// plug-ins: Calico (0xffff0000), Cilium (0xffff0f00), the AWS VPC CNI (0x80).
     pub const DEFAULT: Self = Self(0x307f);
 
-    /// Returns the mark that encodes a number of 1 or higher. Returns `None` if these bits cannot
-    /// hold the number.
+    /// Returns the mark that encodes `number`, which is 1 or higher. Returns `None` if the number
+    /// needs more bits.
     pub(crate) fn mark(self, number: u32) -> Option<u32> {
         let (mut left, mut mark) = (number, 0);
         for bit in (0..u32::BITS).filter(|bit| self.0 >> bit & 1 == 1) {
@@ -107,7 +109,7 @@ impl MarkBits {
         digits.sum()
     }
 
-    /// Returns true if a mark uses only these bits.
+    /// Returns true if `mark` has no bits outside these bits.
     pub(crate) fn can_hold(self, mark: u32) -> bool {
         mark != 0 && mark & !self.0 == 0
     }
@@ -116,45 +118,45 @@ impl MarkBits {
 /// Settings of IPVS mode for one IP family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Default scheduler of virtual servers (`--ipvs-scheduler`), any scheduler that the kernel
-    /// has.
+    /// Default IPVS scheduler (`--ipvs-scheduler`): any scheduler that the kernel has.
     pub scheduler: Arc<str>,
-    /// Schedulers that a preview has already queried, each with the kernel's response. The proxy
-    /// does not query these schedulers again.
+    /// Schedulers that the start's preview has already tested, each with the kernel's response. The
+    /// proxy does not test them again.
     pub foreseen_schedulers: Vec<(Scheduler, Result<(), String>)>,
-    /// True if all traffic to Services is masqueraded (`--masquerade-all`).
+    /// True if the node masquerades all traffic to service addresses (`--masquerade-all`).
     pub masquerade_all: bool,
     /// Packet mark that requests masquerading (`1 << --iptables-masquerade-bit`).
     pub masquerade_mark: u32,
-    /// Method that detects packets from this node's pods.
+    /// Method to recognize packets from pods of this node (`--detect-local-mode`).
     pub detector: LocalDetector,
-    /// Networks in which the proxy keeps virtual servers even if no Service wants them
+    /// Networks in which the proxy keeps virtual servers that no Service wants
     /// (`--ipvs-exclude-cidrs`).
     pub exclude_cidrs: Vec<IpNet>,
-    /// Interval between two checks for drift (`--ipvs-sync-period`). Each check also reads the
-    /// shim's rules, unless the proxy has just read them.
+    /// Interval between two drift checks (`--ipvs-sync-period`). Each check also reads the shim's
+    /// rules, unless the proxy has just read them.
     pub sync_period: Duration,
-    /// Interval of the cheap check whether another program has removed the virtual servers. `None`
-    /// disables this check.
+    /// Interval between two glances, the cheap checks that the virtual servers still exist. `None`
+    /// disables glances.
     pub glance_period: Option<Duration>,
-    /// Maximum duration of an endpoint's drain (`--ipvs-drain-timeout`). `None` means no limit: a
-    /// drain then ends with the endpoint's last connection.
+    /// Longest drain of an endpoint (`--ipvs-drain-timeout`). `None` means no limit: a drain then
+    /// ends with the endpoint's last connection.
     pub drain_timeout: Option<Duration>,
-    /// Method that makes service addresses local (`--ipvs-vip-mode`).
+    /// Way in which service addresses become local (`--ipvs-vip-mode`).
     pub vip_mode: VipMode,
-    /// Networks of service addresses (`--ipvs-service-cidrs`). Used while no ServiceCIDR objects of
-    /// the API server are known.
+    /// Networks of service addresses (`--ipvs-service-cidrs`), for use while the proxy knows no
+    /// ServiceCIDR objects.
     pub service_cidrs: Vec<IpNet>,
-    /// Implementation of the shim (`--ipvs-shim`).
+    /// Variant of the shim (`--ipvs-shim`).
     pub shim: ShimStyle,
-    /// Semantics of Services: endpoints and source addresses (`--ipvs-semantics`).
+    /// The endpoints that a client may get, and the source address that an endpoint sees
+    /// (`--ipvs-semantics`).
     pub semantics: Semantics,
-    /// True if service addresses reply to `ping` (`--ipvs-answer-ping`).
+    /// True if service addresses answer `ping` (`--ipvs-answer-ping`).
     pub answers_ping: bool,
-    /// Service address of each packet mark in use. The code that reads counters needs these
-    /// addresses. Only IPVS mode writes this table.
+    /// Service address of each firewall mark in use. IPVS mode writes this table for the code that
+    /// reads counters.
     pub mark_addresses: MarkAddresses,
-    /// Choice of the source port when a packet is masqueraded.
+    /// Way in which the kernel chooses the source port of a masqueraded packet.
     pub source_port: SourcePort,
 }
 

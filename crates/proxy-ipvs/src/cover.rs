@@ -1,4 +1,4 @@
-//! Tracks the sets that the installed rules match, the sets that the wanted rules match, and which
+//! Tracks which sets the installed rules match, which sets the wanted rules match, and which
 //! entries wait for rules.
 
 use std::collections::BTreeSet;
@@ -17,25 +17,25 @@ use crate::sets::Set;
 use crate::shim::Shim;
 use crate::tables::Tables;
 
-/// Maximum time that new virtual servers at cluster IPs wait for the first rules. Also the maximum
-/// time that the rules wait for the removal of an earlier run's set members.
+/// Longest time that new virtual servers at cluster IPs wait for the first rules, and that rules
+/// wait for the removal of set members from an earlier run.
 pub(crate) const HEAD_START: Duration = Duration::from_millis(500);
 
-/// Inputs from which the wanted rules were computed.
+/// Inputs from which the proxy computed the wanted rules.
 #[derive(Debug, PartialEq, Eq)]
 struct CoverInputs {
-    /// Sets that the rules must match: sets with wanted members. A set with only stale members
-    /// keeps its rules, but gets no new rules.
+    /// Sets that the rules must match, because they have wanted members. A set that has only stale
+    /// members keeps its rules, but gets no new ones.
     filled: BTreeSet<Set>,
     /// Prefix lengths of source ranges (`loadBalancerSourceRanges`).
     prefixes: BTreeSet<u8>,
     /// Ranges of service addresses: networks that local routes make local.
     ranges: Ranges,
-    /// Version of the list of addresses to which this node must not connect.
+    /// Version of the list of load-balancer addresses to which this node must not connect.
     version: u64,
 }
 
-/// Returns the rules that are being written, if any.
+/// Returns the rules that a worker thread is writing, if any.
 pub(crate) fn rules_in_flight(state: &State) -> Option<&Rules> {
     let mut ops = state.in_flight().flat_map(|plan| &plan.ops);
     ops.find_map(|op| match op {
@@ -44,29 +44,29 @@ pub(crate) fn rules_in_flight(state: &State) -> Option<&Rules> {
     })
 }
 
-/// Record of the sets that the installed rules match.
+/// State of the rules: the sets that they match or fail to match, and the waits for them.
 pub(crate) struct Cover {
     family: IpFamily,
-    /// Inputs of the wanted rules, or `None` if rules were never computed.
+    /// Inputs of the wanted rules, or `None` before the first computation.
     made_from: Option<CoverInputs>,
-    /// Sets that the wanted rules match but the installed rules, or the rules that are being
-    /// written, do not.
+    /// Sets that the wanted rules match, but that the installed rules, or the rules being written,
+    /// do not match.
     pub(crate) uncovered: BTreeSet<Set>,
-    /// True if the rules that are being written are no longer the wanted rules.
+    /// True if the rules that a worker thread is writing are no longer the wanted rules.
     pub(crate) is_outdated: bool,
-    /// True if the wanted rules mark packets but the installed rules do not. Also true while rules
-    /// of another mode or of another shim are in use.
+    /// True if the installed rules do not mark packets yet, but the wanted rules do. Also true
+    /// while another mode's or another shim's rules are in use.
     pub(crate) lacks_marks: bool,
-    /// Deadline at which new virtual servers at cluster IPs stop waiting for rules. `None` if they
-    /// do not wait: rules existed at the start, or the wait has ended.
+    /// Deadline until which new virtual servers at cluster IPs wait for rules. `None` if they need
+    /// not wait: the node had rules at the start, or the wait is over.
     head_start: Option<Instant>,
-    /// Deadline at which rules stop waiting for the removal of an earlier run's set members. `None`
-    /// if the rules do not wait. The wait saves a second write of the rules.
+    /// Deadline until which rules wait for the removal of set members from an earlier run, which
+    /// saves a second write of the rules. `None` if rules need not wait.
     emptied_by: Option<Instant>,
 }
 
 impl Cover {
-    /// Returns the state before any rules are wanted or read.
+    /// Creates the state before any rules are wanted or read.
     pub(crate) fn new(family: IpFamily, now: Instant) -> Self {
         Self {
             family,
@@ -79,30 +79,31 @@ impl Cover {
         }
     }
 
-    /// Makes new virtual servers at cluster IPs wait for rules, for at most [`HEAD_START`] after
-    /// the first read of rules.
+    /// Makes new virtual servers at cluster IPs wait for rules, at most [`HEAD_START`] from the
+    /// first read of the rules.
     pub(crate) fn first_read(&mut self, now: Instant) {
         self.head_start = Some(now + HEAD_START);
     }
 
-    /// Makes rules wait for the removal of an earlier run's set members, for at most [`HEAD_START`]
-    /// after the first update.
+    /// Makes rules wait for the removal of set members from an earlier run, at most [`HEAD_START`]
+    /// from the first update.
     pub(crate) fn first_update(&mut self, now: Instant) {
         self.emptied_by = Some(now + HEAD_START);
     }
 
-    /// Ends two waits early: for rules, and for the removal of set members.
+    /// Ends both waits early: virtual servers no longer wait for rules, and rules no longer wait
+    /// for the removal of set members.
     pub(crate) fn forgo_waiting(&mut self) {
         (self.head_start, self.emptied_by) = (None, None);
     }
 
     /// Computes the wanted rules, which match each set that has wanted members.
     ///
-    /// - The planner writes rules before the first member of their set.
-    /// - The rules stay until the last member of their set is removed.
+    /// - The planner writes a set's rules before the set's first member.
+    /// - A set's rules stay until its last member is removed.
     /// - A stale member that the kernel refuses to remove does not bring removed rules back.
     ///
-    /// `writing` are the rules that are being written, if any.
+    /// `writing` is the rules that a worker thread is writing, if any.
     pub(crate) fn want_rules(
         &mut self,
         tables: &mut Tables,
@@ -119,7 +120,7 @@ impl Cover {
             .map(|(set, _)| set)
             .collect();
         let mut prefixes = claims.prefixes();
-        // While source ranges change, rules also match the prefix lengths of the former ranges.
+        // While source ranges change, rules match the former prefix lengths as well.
         if tables.members(Set::LoadBalancerSourceCidr).pending_len() > 0 {
             prefixes.extend(had.iter().flat_map(|had| &had.prefixes));
         }
@@ -145,8 +146,8 @@ impl Cover {
         self.refresh(tables, writing);
     }
 
-    /// Updates the list of sets that the wanted rules match but the installed rules, or the rules
-    /// that are being written (`writing`), do not.
+    /// Updates the list of sets that the wanted rules match, but that the installed rules or the
+    /// rules being written (`writing`) do not match.
     pub(crate) fn refresh(&mut self, tables: &Tables, writing: Option<&Rules>) {
         if tables.rules.actual(&()).is_some() {
             self.head_start = None;
@@ -170,14 +171,14 @@ impl Cover {
         }
     }
 
-    /// Returns true if new virtual servers may have to wait for rules. While another mode's rules
-    /// serve, no virtual server waits.
+    /// Returns true if new virtual servers may have to wait for rules. None waits while another
+    /// mode's rules serve.
     pub(crate) fn is_awaited(&self, tables: &Tables) -> bool {
         let is_pending = tables.rules.pending_len() > 0 || self.is_outdated;
         is_pending && !tables.are_served_by_another_mode()
     }
 
-    /// Ends the wait of the rules, because the wanted rules are installed.
+    /// Records that the wanted rules are installed, so that rules no longer wait for removals.
     pub(crate) fn is_complete(&mut self) {
         self.emptied_by = None;
     }
@@ -187,12 +188,12 @@ impl Cover {
         self.head_start.is_some_and(|until| now < until)
     }
 
-    /// Returns true while the rules wait for the removal of an earlier run's set members.
+    /// Returns true while rules wait for the removal of set members from an earlier run.
     pub(crate) fn awaits_emptying(&self, tables: &Tables, now: Instant) -> bool {
         self.emptied_by.is_some_and(|until| now < until) && tables.empties_sets()
     }
 
-    /// Returns the deadlines of the waits for rules and for the removal of set members, if any.
+    /// Returns the deadlines of both waits: for rules, and for the removal of set members.
     pub(crate) fn next_due(&self) -> [Option<Instant>; 2] {
         [self.head_start, self.emptied_by]
     }

@@ -1,4 +1,4 @@
-//! Describes writes for operators: the entry, its owner, its current value and its wanted value.
+//! Describes writes for operators: the entry, its owner, its current value and the new value.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -11,9 +11,8 @@ use crate::proxier::Ipvs;
 use crate::server::{Properties, RealServer, VirtualServerKey};
 
 impl Ipvs {
-    /// Returns the entry that a write changes, or `None` if the write changes many entries. Callers
-    /// must call this function before they record the outcome of the write, because the current
-    /// value comes from the tables.
+    /// Returns the entry that a write changes, or `None` if it changes many. Callers must call this
+    /// before they record the outcome, because the current value comes from the tables.
     pub fn entry(&self, family: proxy::IpFamily, op: &Op) -> Option<EntryChange> {
         let none = String::new;
         let (entry, before, after) = match op {
@@ -112,7 +111,8 @@ fn destination(key: &VirtualServerKey, target: Target) -> String {
     format!("{key} -> {}", SocketAddr::new(target.ip, target.port))
 }
 
-/// Formats properties as `ipvsadm` does. Appends flags for which `ipvsadm` has no name as a number.
+/// Formats a virtual server's properties as `ipvsadm` does. Appends flags without a name in
+/// `ipvsadm` as a number.
 impl fmt::Display for Properties {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.scheduler)?;

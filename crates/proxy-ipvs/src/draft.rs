@@ -1,4 +1,4 @@
-//! Working copy of a virtual server, to which booking applies the outcomes of writes.
+//! Working copy of a virtual server, to which booking applies the writes that succeeded.
 
 use std::collections::BTreeMap;
 
@@ -7,16 +7,17 @@ use proxy::Target;
 use crate::plan::Op;
 use crate::server::{Properties, RealServer, VirtualServer};
 
-/// Maximum number of writes for which a sorted list is faster than a map.
+/// Maximum number of writes for which the draft keeps destinations in a sorted list, which is then
+/// faster than a map.
 const FEW: usize = 32;
 
-/// A virtual server while the outcomes of its writes are recorded.
+/// Copy of a virtual server to which booking applies the writes that succeeded.
 pub(crate) struct Draft {
     properties: Properties,
     destinations: Destinations,
 }
 
-/// Destinations of a draft: a list or a map, depending on the number of writes.
+/// Destinations of a draft: a sorted list for few writes, a map for many.
 enum Destinations {
     List(Vec<RealServer>),
     /// Map, for a virtual server with more than [`FEW`] writes.
@@ -41,9 +42,9 @@ impl Draft {
         }
     }
 
-    /// Applies a successful write to `draft`. If the write removes the virtual server, `draft`
-    /// becomes `None`. `writes` is the number of all writes to this virtual server. It decides
-    /// whether the draft stores its destinations in a list or in a map.
+    /// Applies a successful write to `draft`, which becomes `None` if the write removes the virtual
+    /// server. `writes` is the number of writes to this virtual server: it decides between list and
+    /// map.
     pub(crate) fn apply(draft: &mut Option<Self>, op: &Op, writes: usize) {
         match (op, draft.as_mut()) {
             (Op::AddServer(_, properties), _) => {

@@ -1,18 +1,18 @@
-//! Draining: when a TCP endpoint is removed, its destination gets weight 0. The proxy removes the
-//! destination when its connections have ended.
+//! Draining: when a TCP endpoint disappears, its destination gets weight 0. The proxy removes the
+//! destination once its connections have ended.
 //!
-//! - **State**: a draining destination is an ordinary entry of the table whose wanted weight is 0.
-//! - **Restart**: after a restart, the kernel still has the destination, and no endpoint matches
-//!   the destination. So its drain continues.
-//! - **Return of the endpoint**: the destination gets its former weight and keeps its connections.
+//! - **State**: a draining destination is an ordinary entry of the table, with the wanted weight 0.
+//! - **Restart**: the kernel still has the destination, but no endpoint matches it. So its drain
+//!   continues.
+//! - **Return of the endpoint**: the destination gets its weight back and keeps its connections.
 //!   (Upstream deletes the destination and adds it again.)
-//! - **Queries**: the proxy queries only connections of draining destinations. The first query
-//!   follows soon after the endpoint's removal. The interval between later queries grows.
+//! - **Queries**: the proxy queries only the connections of draining destinations: first soon after
+//!   the endpoint's removal, then at growing intervals.
 //! - **Protocols**: UDP and SCTP endpoints do not drain, as in upstream.
 //!
-//! `--ipvs-drain-timeout` ends a drain even if connections remain. The timeout counts from the
-//! first query, because the kernel does not record when the weight became 0. A restart of the proxy
-//! restarts the timeout.
+//! `--ipvs-drain-timeout` ends a drain even if connections remain. It counts from the first query,
+//! because the kernel does not record when the weight became 0. So a restart of the proxy restarts
+//! the timeout.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,8 +24,8 @@ use crate::server::VirtualServerKey;
 
 const FIRST_LOOK: Duration = Duration::from_millis(250);
 const LAST_LOOK: Duration = Duration::from_secs(8);
-/// Maximum number of virtual servers in one query. For each virtual server, the kernel dumps all
-/// destinations, and other changes wait for that dump.
+/// Maximum number of virtual servers in one query. The kernel dumps all destinations of each
+/// virtual server, and other writes wait for that dump.
 const LOOKS_AT_ONCE: usize = 64;
 
 /// Draining destinations, by virtual server.
@@ -39,21 +39,21 @@ pub(crate) struct Drains {
 
 #[derive(Debug, Default)]
 struct Drain {
-    /// Draining targets, sorted. Each has the time of its first query, or `None` before that query.
+    /// Draining targets, sorted, each with the time of its first query (`None` before it).
     ///
-    /// A list needs less memory than a map: one destination may drain in thousands of virtual
+    /// A list needs less memory than a map, because one endpoint may drain in thousands of virtual
     /// servers.
     targets: Vec<(Target, Option<Instant>)>,
     looks: u32,
-    /// Time of the next query. `None` means as soon as possible.
+    /// Time of the next query of connections. `None` means as soon as possible.
     due: Option<Instant>,
 }
 
-/// Totals over all drains. Each change updates the totals, because every report reads them.
+/// Totals over all drains. They are updated with each change, because every report contains them.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Total {
     count: usize,
-    /// Number of draining targets, by the time of their first query.
+    /// Number of draining targets by the time of their first query.
     since: BTreeMap<Instant, usize>,
 }
 
@@ -94,8 +94,8 @@ impl Total {
 }
 
 impl Drains {
-    /// Creates a table without drains. `timeout` is the maximum duration of a drain, or `None` for
-    /// no limit.
+    /// Creates a table without drains. `timeout` limits the duration of a drain; `None` means no
+    /// limit.
     pub(crate) fn new(timeout: Option<Duration>) -> Self {
         Self {
             servers: BTreeMap::new(),
@@ -104,8 +104,8 @@ impl Drains {
         }
     }
 
-    /// Replaces the draining targets of a virtual server with `targets`, which is sorted. A new
-    /// target makes the next query due immediately.
+    /// Replaces the draining targets of a virtual server by `targets`, which must be sorted. If one
+    /// of them is new, the next query is due immediately.
     pub(crate) fn set(&mut self, key: VirtualServerKey, targets: &[Target]) {
         if targets.is_empty() {
             return self.forget(&key);
@@ -123,16 +123,15 @@ impl Drains {
     }
 
     /// Makes the next query of a virtual server due immediately, because one of its destinations
-    /// has begun to drain.
+    /// begins to drain.
     pub(crate) fn ask(&mut self, key: &VirtualServerKey) {
         if let Some(drain) = self.servers.get_mut(key) {
             (drain.looks, drain.due) = (0, None);
         }
     }
 
-    /// Delays the next query of a virtual server, because the kernel has just refused to remove one
-    /// of its drained destinations. Without the delay, the daemon would query the connections and
-    /// repeat the refused removal in a busy loop.
+    /// Delays the next query of a virtual server from which the kernel has just refused to remove a
+    /// drained destination. Otherwise the daemon would query and fail again in a busy loop.
     pub(crate) fn delay(&mut self, key: &VirtualServerKey, now: Instant) {
         if let Some(drain) = self.servers.get_mut(key) {
             let due = now + LAST_LOOK;
@@ -140,22 +139,22 @@ impl Drains {
         }
     }
 
-    /// Removes all drains of a virtual server from the table.
+    /// Removes all drains of a virtual server from this table.
     pub(crate) fn forget(&mut self, key: &VirtualServerKey) {
         if let Some(drain) = self.servers.remove(key) {
             self.total.remove(&drain);
         }
     }
 
-    /// Returns true if this destination drains.
+    /// Returns true if the destination with this target drains.
     pub(crate) fn contains(&self, key: &VirtualServerKey, target: Target) -> bool {
         self.servers
             .get(key)
             .is_some_and(|drain| drain.entry(target).is_some())
     }
 
-    /// Returns the virtual servers to query now, at most [`LOOKS_AT_ONCE`]. Schedules their next
-    /// queries.
+    /// Returns the virtual servers whose connections to query now, at most [`LOOKS_AT_ONCE`], and
+    /// schedules their next query.
     pub(crate) fn take_due(&mut self, now: Instant) -> Vec<VirtualServerKey> {
         let mut keys = Vec::new();
         for (key, drain) in &mut self.servers {
@@ -182,7 +181,7 @@ impl Drains {
         keys
     }
 
-    /// Returns the targets of a virtual server whose drain has reached the timeout.
+    /// Returns the targets whose drain at this virtual server has reached the timeout.
     pub(crate) fn expired(&self, key: &VirtualServerKey, now: Instant) -> BTreeSet<Target> {
         let has_expired = |since: Option<Instant>| {
             since
@@ -208,7 +207,7 @@ impl Drains {
             .flat_map(|drain| drain.targets.iter().map(|(target, _)| *target))
     }
 
-    /// Returns a report: the totals, and the first `named` drains.
+    /// Returns a report with the totals and the first `named` drains.
     pub(crate) fn told(&self, named: usize) -> proxy::Drains {
         let all = self.servers.iter().flat_map(|(key, drain)| {
             let targets = drain.targets.iter();
@@ -243,7 +242,7 @@ mod tests {
         proxy::ServiceAddress::new([10, 96, 0, 1].into(), port, proxy::Protocol::Tcp).into()
     }
 
-    /// Counts all drains, for comparison with the stored totals.
+    /// Computes the totals from all drains, for comparison with the stored totals.
     fn counted(drains: &Drains) -> Total {
         let mut total = Total::default();
         drains.servers.values().for_each(|drain| total.add(drain));

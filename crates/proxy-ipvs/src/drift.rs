@@ -1,24 +1,23 @@
-//! The check for drift compares the kernel with the tables, while the proxier continues to handle
-//! events.
+//! Drift check: compares the kernel with the tables, while the proxier continues to handle events.
 //!
-//! For 10,000 virtual servers, the kernel's dump takes a large part of a second. The comparison
-//! takes many milliseconds. Events wait neither for the dump nor for the comparison:
+//! With 10,000 virtual servers, the kernel's dump takes a large part of a second, and the
+//! comparison many milliseconds. Events wait for neither:
 //!
 //! ```text
 //!   check ─▶ dump by the read-only lane ─▶ comparison in steps ─▶ recorded differences ─▶ repair
 //! ```
 //!
-//! Writes continue during the dump, so the dump may lack entries that these writes add. For each
-//! written entry, the comparison depends on the write:
+//! Writes continue during the dump, so the dump may lack entries that they add. Three cases of an
+//! entry that a plan writes:
 //!
 //! - **Written since the dump began**: the comparison skips the entry until the next check.
-//! - **Refused**: the comparison includes the entry, because the write changed nothing. If the
-//!   comparison skipped refused entries, their constant retries would hide drift.
-//! - **Without a result yet**: the comparison skips the entry. If the kernel then refuses the
-//!   write, another check follows.
+//! - **Refused**: the comparison includes the entry, because the refused write changed nothing.
+//!   Otherwise constant retries would hide drift.
+//! - **Still being written**: the comparison skips the entry. If the kernel then refuses the write,
+//!   another check follows.
 //!
-//! The comparison compares the link, the node's addresses and the sizes of sets only as a whole. If
-//! one of these parts differs, the lane that writes the part reads it again.
+//! For the link, the node's addresses and the sizes of sets, the check only finds out whether
+//! anything differs. If so, the lane that writes this part reads it again.
 
 mod compare;
 mod tell;
@@ -39,41 +38,41 @@ use crate::tables::Tables;
 use compare::{Comparison, WrittenEntries};
 pub(crate) use tell::{tell_address, tell_member, tell_server};
 
-/// State of the drift check, and of the glances, which are cheap checks between two drift checks.
+/// State of the drift check, and of glances, the cheap checks between two drift checks.
 #[derive(Default)]
 pub(crate) struct Drifts {
     check: Option<RunningCheck>,
-    /// True if a check is requested. It starts when the running check ends.
+    /// True if a check is requested. It starts once the running check ends.
     is_asked: bool,
     /// Virtual servers that differed from the tables while a plan was writing them. The next check
-    /// compares these virtual servers again.
+    /// compares them again.
     passed_over: HashSet<VirtualServerKey>,
     glances: Glances,
 }
 
 /// State of a running drift check.
 enum RunningCheck {
-    /// A read-only worker thread is dumping the kernel. The value holds the entries that plans have
-    /// written since the dump began.
+    /// A worker thread is dumping the kernel. The value holds the entries that plans have written
+    /// since the dump began.
     Reading(WrittenEntries),
-    /// The dump is finished, and the comparison with the tables is running.
+    /// The dump is complete, and its comparison with the tables is running.
     Comparison(Box<Comparison>),
 }
 
-/// State of the glances. A glance is a cheap query that detects the removal of all virtual servers.
-/// The kernel sends no notification when `ipvsadm -C` removes them.
+/// State of the glances. A glance is a cheap query that detects the removal of all virtual servers,
+/// because the kernel sends no notification about `ipvsadm -C`.
 #[derive(Default)]
 struct Glances {
     period: Option<Duration>,
     next: Option<Instant>,
-    /// Expected number of virtual servers. `None` if the number is unknown or the kernel does not
-    /// count them.
+    /// Expected number of virtual servers in the kernel. `None` if it is unknown, or if the kernel
+    /// does not report the number.
     count: Option<u32>,
 }
 
 impl Drifts {
-    /// Returns the state before the first check. `glance_period` is the interval between glances.
-    /// `None` disables glances.
+    /// Creates the state before the first check. `glance_period` is the interval between glances;
+    /// `None` disables them.
     pub(crate) fn new(glance_period: Option<Duration>, now: Instant) -> Self {
         Self {
             glances: Glances {
@@ -85,13 +84,13 @@ impl Drifts {
         }
     }
 
-    /// Requests a complete check. If a check is running, the requested check follows.
+    /// Requests a drift check. If a check is running, the requested one follows.
     pub(crate) fn ask(&mut self) {
         self.is_asked = true;
     }
 
-    /// Begins a check if one is requested and no check is running. Returns true if the caller must
-    /// dump the kernel.
+    /// Begins the requested check, unless one is running. Returns true if the caller must dump the
+    /// kernel.
     pub(crate) fn begin(&mut self) -> bool {
         if !self.is_asked || self.check.is_some() {
             return false;
@@ -101,7 +100,7 @@ impl Drifts {
         true
     }
 
-    /// Abandons the running check, because the tables have changed. Another check follows.
+    /// Abandons the running check, because the tables have changed, and requests another.
     pub(crate) fn abort(&mut self) {
         self.is_asked |= self.check.take().is_some();
     }
@@ -125,15 +124,14 @@ impl Drifts {
         self.is_asked |= was_passed_over && is_refused;
     }
 
-    /// Records an address about which the kernel sent a notification. The running check skips this
-    /// address.
+    /// Excludes an address from the running check, because the kernel sent a notification about it.
     pub(crate) fn note_address(&mut self, address: IpAddr) {
         if let Some(check) = &mut self.check {
             check.touched().note_address(address);
         }
     }
 
-    /// Takes the finished dump, and begins to compare it with the tables.
+    /// Takes the complete dump, and begins to compare it with the tables.
     pub(crate) fn take_dump(&mut self, dump: Dump, tables: &Tables, state: &mut State) {
         let Dump {
             servers,
@@ -152,7 +150,7 @@ impl Drifts {
         }
     }
 
-    /// Compares the entries of one step. Reports drift, and copies the kernel's state into the
+    /// Compares the next entries of the dump: reports drift, and copies the kernel's state to the
     /// tables. Returns the virtual servers that differ from the tables.
     pub(crate) fn compare(
         &mut self,
@@ -166,10 +164,9 @@ impl Drifts {
         let found = comparing.piece(tables, &WrittenEntries::in_flight(state));
         self.passed_over.extend(found.passed_over);
         if found.has_lost_servers {
-            // The kernel dumps virtual servers by position. If a virtual server is removed during
-            // the dump, the kernel skips another virtual server. So a missing virtual server may
-            // still exist. When no write is in progress, a worker thread reads all virtual servers
-            // again.
+            // The kernel dumps virtual servers by position, so it skips one if another is removed
+            // during the dump. A missing virtual server may still exist. So a worker thread reads
+            // all of them again when no write is in progress.
             state.ask(Part::Servers);
         }
         if let Some(others) = found.others {
@@ -198,13 +195,13 @@ impl Drifts {
 
     // ---- glances ----
 
-    /// Stores the number of virtual servers in the kernel, including other programs' virtual
-    /// servers. The next glance compares its result with this number.
+    /// Stores the number of virtual servers in the kernel, including other programs', for
+    /// comparison with the next glance.
     pub(crate) fn count(&mut self, found: usize) {
         self.glances.count = u32::try_from(found).ok();
     }
 
-    /// Adjusts the expected number of virtual servers to the outcomes of a plan.
+    /// Adjusts the expected number of virtual servers by those that a plan has added and removed.
     pub(crate) fn follow_count(&mut self, plan: &Plan, outcomes: &[Outcome]) {
         let count = &mut self.glances.count;
         for (op, outcome) in plan.ops.iter().zip(outcomes) {
@@ -217,7 +214,7 @@ impl Drifts {
         }
     }
 
-    /// Returns a virtual server for the glance to query, if a glance is due.
+    /// Returns the virtual server that a glance queries, if a glance is due.
     pub(crate) fn glance_due(&mut self, tables: &Tables, now: Instant) -> Option<VirtualServerKey> {
         let glances = &mut self.glances;
         if glances.next.is_none_or(|at| at > now) {
@@ -227,7 +224,8 @@ impl Drifts {
         tables.servers.iter_actual().next().map(|(one, _)| *one)
     }
 
-    /// Handles the kernel's response to a glance (a cheap query for removed virtual servers).
+    /// Handles the kernel's response to a glance. If virtual servers have appeared or disappeared,
+    /// requests a drift check.
     pub(crate) fn take_glance(&mut self, glance: &Result<Glance, Unreadable>) {
         let is_as_believed = match glance {
             Ok(Glance::Count(count)) => {
@@ -235,7 +233,7 @@ impl Drifts {
                 before.is_none_or(|before| before == *count)
             }
             Ok(Glance::IsThere(is_there)) => *is_there,
-            // Ignores an error, because it is no sign of drift. The next check reports the error.
+            // An error is no sign of drift. The next check reports it.
             Err(_) => true,
         };
         if !is_as_believed {
@@ -243,14 +241,14 @@ impl Drifts {
         }
     }
 
-    /// Returns the time of the next comparison step or glance.
+    /// Returns the time of the next comparison step or of the next glance.
     pub(crate) fn next_due(&self, tables: &Tables, now: Instant) -> Option<Instant> {
         if matches!(self.check, Some(RunningCheck::Comparison(_))) {
             return Some(now);
         }
         let has_servers = tables.servers.iter_actual().next().is_some();
-        // A due glance needs no timer. It waits for its worker thread, which wakes the daemon's
-        // loop when the thread is free.
+        // A glance that is already due needs no timer: it waits for a worker thread, which wakes
+        // the daemon's loop when it is free.
         self.glances.next.filter(|at| has_servers && *at > now)
     }
 }
@@ -264,8 +262,8 @@ impl RunningCheck {
     }
 }
 
-/// Returns the content of a part in the dump. Returns `None` if the dump could not read the part,
-/// or if the tables do not know the part yet. Records in `state` whether the part was readable.
+/// Returns one part of the dump. Returns `None` if this part was unreadable, or if the tables do
+/// not know the part yet. Records in `state` whether the part was readable.
 fn known<T>(state: &mut State, part: Part, found: Result<T, Unreadable>) -> Option<T> {
     match found {
         Ok(found) => {

@@ -1,5 +1,5 @@
-//! Messages between the daemon's loop and the worker threads that access the kernel: dumps,
-//! outcomes, queries and responses.
+//! Messages between the daemon's loop and the worker threads: dumps, outcomes of writes, queries
+//! and responses.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,11 +10,11 @@ use crate::kernel::{FoundAddresses, FoundRules, FoundSets, Glance};
 use crate::plan::Outcome;
 use crate::server::{VirtualServer, VirtualServerKey};
 
-/// Content of one part of the kernel's state.
+/// A dump of one part of the kernel's state.
 pub enum PartContent {
     /// All virtual servers of one IP family.
     Servers(BTreeMap<VirtualServerKey, VirtualServer>),
-    /// Our sets, with their members.
+    /// The proxy's sets, with their members.
     Sets(FoundSets),
     /// The link `kube-ipvs0`, and the addresses of all interfaces.
     Addresses(FoundAddresses),
@@ -25,27 +25,26 @@ pub enum PartContent {
 /// Result of executing a plan.
 pub struct PlanResult {
     pub(crate) outcomes: Vec<Outcome>,
-    /// Duration of the writes. `None` if the plan has too few writes to measure the kernel's speed.
+    /// Duration of the writes, or `None` if the plan has too few writes for a useful measurement.
     pub(crate) took: Option<Duration>,
 }
 
 /// A query to the kernel, in addition to the regular reads of the kernel's state.
 pub enum Query {
-    /// Open connections of the draining destinations of these virtual servers.
+    /// The open connections of draining destinations of these virtual servers.
     Connections(Vec<VirtualServerKey>),
-    /// A glance: the number of virtual servers or, if the kernel does not count virtual servers,
-    /// the existence of this virtual server.
+    /// A glance, the cheap check for lost virtual servers: the kernel's count of virtual servers
+    /// or, if it does not count, the existence of this virtual server.
     Glance(VirtualServerKey),
-    /// Presence of this scheduler in the kernel.
+    /// Question whether the kernel has this scheduler.
     Scheduler(Scheduler),
-    /// Dump of all virtual servers, sets and addresses, for the drift check.
+    /// All virtual servers, sets and addresses, for the drift check.
     All,
 }
 
 /// The kernel's response to a query.
 pub enum QueryResponse {
-    /// Connections of virtual servers: the queried virtual servers, and the number of open
-    /// connections of each destination.
+    /// The queried virtual servers, and the number of open connections of each destination.
     Connections(
         Vec<VirtualServerKey>,
         Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, Unreadable>,
@@ -53,14 +52,14 @@ pub enum QueryResponse {
     /// Result of a glance: the number of virtual servers, or whether the queried virtual server
     /// exists.
     Glance(Result<Glance, Unreadable>),
-    /// The queried scheduler, and an error with the reason if the kernel lacks it.
+    /// The queried scheduler, with the reason if the kernel lacks it.
     Scheduler(Scheduler, Result<(), String>),
-    /// Dump of virtual servers, sets and addresses.
+    /// All virtual servers, sets and addresses.
     Dump(Box<Dump>),
 }
 
-/// Dump of virtual servers, sets and addresses for the drift check, made by the read-only worker
-/// thread.
+/// Virtual servers, sets and addresses, as the read-only worker thread dumped them for the drift
+/// check.
 #[derive(Debug)]
 pub struct Dump {
     pub(crate) servers: Result<BTreeMap<VirtualServerKey, VirtualServer>, Unreadable>,

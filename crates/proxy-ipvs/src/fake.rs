@@ -1,9 +1,9 @@
-//! A strict fake kernel for tests. It refuses the same writes as the real kernel. A refused write
-//! changes nothing.
+//! A strict fake kernel for tests: it refuses the writes that the real kernel refuses, and a
+//! refused write changes nothing.
 //!
-//! The fake kernel also counts started processes and netlink messages. One message can contain many
-//! members of one set. The fake kernel handles no packets: the tests in the lab (a test virtual
-//! machine) check IPVS with real packets.
+//! The fake counts started processes and netlink messages. One message can carry many members of
+//! one set. The fake handles no packets: the tests in the lab (a test virtual machine) send real
+//! packets through IPVS.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -24,11 +24,11 @@ use crate::plan::{Fault, Op, Outcome, Plan};
 use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};
 
-/// Handle of a fake kernel. All clones of a handle share one kernel.
+/// Handle to a fake kernel. All clones share one kernel.
 #[derive(Debug)]
 pub struct FakeKernel {
     state: Arc<Mutex<State>>,
-    /// True once this handle has returned the sets of the former shim.
+    /// True once this handle has returned the set members of the former shim.
     has_told_former: bool,
 }
 
@@ -42,7 +42,7 @@ impl Clone for FakeKernel {
 }
 
 impl FakeKernel {
-    /// Creates an empty kernel with these node addresses.
+    /// Creates a fake kernel whose node has these addresses and no other entries.
     pub fn new(family: IpFamily, addresses: &[IpAddr]) -> Self {
         let state = State {
             family,
@@ -71,12 +71,12 @@ impl FakeKernel {
         }
     }
 
-    /// Returns the state, which tests may read and change.
+    /// Returns the fake's state, which tests may read and change.
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the state, or an error if the test has made this part of the state unreadable.
+    /// Returns the fake's state, or an error if the test has made this part unreadable.
     fn readable(&self, part: Part) -> Result<MutexGuard<'_, State>, Unreadable> {
         let state = self.state();
         match state.unreadable.get(part.name()) {
@@ -85,7 +85,7 @@ impl FakeKernel {
         }
     }
 
-    /// Returns the work and the successful writes since the last call of this function.
+    /// Returns the fake's work and its successful writes since the last call of this function.
     pub fn take_work(&self) -> (Work, Vec<Op>) {
         let mut state = self.state();
         (

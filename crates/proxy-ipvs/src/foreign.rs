@@ -1,47 +1,47 @@
-//! Foreign virtual servers: virtual servers for which no evidence shows that a kube-proxy created
-//! them.
+//! Foreign virtual servers, for which no evidence shows that a kube-proxy created them.
 //!
-//! If a Service wants the key of a foreign virtual server:
+//! If a Service wants the address and port (the key) of a foreign virtual server:
 //!
 //! - The foreign virtual server stays, and the kernel refuses the Service's virtual server. The
-//!   proxy retries in a plan of its own, with back-off.
+//!   proxy retries in a separate plan, with back-off.
 //! - The Service gets the key once another program removes the foreign virtual server.
-//! - Until then, the proxy creates no evidence that the foreign virtual server is its own. No set
-//!   contains the virtual server's address and port, and its address is not bound to `kube-ipvs0`.
+//! - Until then, the proxy creates nothing that would mark the foreign virtual server as its own:
+//!   no set member with its address and port, and no address on `kube-ipvs0`.
 
 use hashbrown::{HashMap, HashSet};
 
 use crate::server::{VirtualServer, VirtualServerKey};
 
-/// Virtual servers that belong to other programs, in one IP family.
+/// Virtual servers of other programs, in one IP family.
 #[derive(Debug, Default)]
 pub(crate) struct ForeignServers {
     servers: HashMap<VirtualServerKey, VirtualServer>,
-    /// True once all evidence of ownership has been read.
+    /// True once the proxy has read all evidence of who created the virtual servers.
     is_judged: bool,
-    /// Virtual servers that other programs added or removed since the Services at their addresses
-    /// were last compiled.
+    /// Keys at which other programs added or removed a virtual server, and whose Services still
+    /// must be recompiled.
     changed: HashSet<VirtualServerKey>,
-    /// Virtual servers that the log has already reported.
+    /// Virtual servers about which the log has already warned.
     told: HashSet<VirtualServerKey>,
-    /// True in a preview of a start. In a preview every write succeeds, so the preview must not
-    /// write at the key of a foreign virtual server.
+    /// True in a preview of a start, in which every write succeeds. So the preview must not write
+    /// at the key of a foreign virtual server.
     is_foreseeing: bool,
 }
 
 impl ForeignServers {
-    /// Returns true if a virtual server has this key, and no evidence so far shows that a
-    /// kube-proxy created the virtual server.
+    /// Returns true if a virtual server has this key, and no evidence read so far shows that a
+    /// kube-proxy created it.
     pub(crate) fn stands_at(&self, key: &VirtualServerKey) -> bool {
         self.servers.contains_key(key)
     }
 
-    /// Returns true if another program's virtual server has this key, after all evidence was read.
+    /// Returns true if another program's virtual server has this key. Returns false until all
+    /// evidence of ownership is read.
     pub(crate) fn is_known_at(&self, key: &VirtualServerKey) -> bool {
         self.is_judged && self.servers.contains_key(key)
     }
 
-    /// Returns true if the list contains no virtual servers of other programs.
+    /// Returns true if the proxy knows no virtual servers of other programs.
     pub(crate) fn is_empty(&self) -> bool {
         self.servers.is_empty()
     }
@@ -51,18 +51,18 @@ impl ForeignServers {
         self.servers.iter()
     }
 
-    /// Returns true if the proxy may try to create a virtual server with this key: either no
-    /// foreign virtual server has the key, or another program may have removed it in the meantime.
+    /// Returns true if the proxy may try to create a virtual server with this key: no foreign
+    /// virtual server has the key, or another program may have removed it since.
     pub(crate) fn may_be_tried(&self, key: &VirtualServerKey) -> bool {
         !self.stands_at(key) || (self.is_judged && !self.is_foreseeing)
     }
 
-    /// Prevents, for a preview, attempts to create virtual servers with other programs' keys.
+    /// Makes a preview skip virtual servers whose keys other programs use.
     pub(crate) fn foresee(&mut self) {
         self.is_foreseeing = true;
     }
 
-    /// Records that all evidence of ownership has been read.
+    /// Records that the proxy has read all evidence of who created the virtual servers.
     pub(crate) fn mark_judged(&mut self) {
         if !self.is_judged {
             self.is_judged = true;
@@ -88,8 +88,8 @@ impl ForeignServers {
         self.told.retain(|key| self.servers.contains_key(key));
     }
 
-    /// Removes a virtual server from the list, because it no longer exists or does not belong to
-    /// another program.
+    /// Removes a virtual server from the list of foreign ones, because it is gone or turned out to
+    /// be ours.
     pub(crate) fn remove(&mut self, key: &VirtualServerKey) -> Option<VirtualServer> {
         let removed = self.servers.remove(key)?;
         self.told.remove(key);
@@ -99,19 +99,19 @@ impl ForeignServers {
         Some(removed)
     }
 
-    /// Returns true if Services must be recompiled, because foreign virtual servers appeared or
-    /// disappeared.
+    /// Returns true if foreign virtual servers have appeared or disappeared, so that Services must
+    /// be recompiled.
     pub(crate) fn has_changed(&self) -> bool {
         !self.changed.is_empty()
     }
 
-    /// Removes and returns the foreign virtual servers that appeared or disappeared since the last
-    /// call.
+    /// Removes and returns the keys at which foreign virtual servers appeared or disappeared since
+    /// the last call.
     pub(crate) fn take_changed(&mut self) -> HashSet<VirtualServerKey> {
         std::mem::take(&mut self.changed)
     }
 
-    /// Returns true if the log has not reported this virtual server yet, and marks it as reported.
+    /// Marks this virtual server as logged. Returns true if the log has not warned about it before.
     pub(crate) fn tell(&mut self, key: &VirtualServerKey) -> bool {
         self.told.insert(*key)
     }

@@ -1,9 +1,9 @@
-//! Drains fwmark virtual servers that no Service wants any more, after a change of a traffic policy
-//! or of `--ipvs-semantics`.
+//! Drains fwmark virtual servers that no Service wants any more, for example after a change of
+//! `externalTrafficPolicy` or `--ipvs-semantics`.
 //!
 //! Once rules no longer mark packets, new connections use the virtual server at their destination
-//! address. The fwmark virtual server keeps its open TCP connections, with weight 0 for all
-//! destinations.
+//! address. The fwmark virtual server keeps its open TCP connections; all its destinations have
+//! weight 0.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::sets::{Member, Set};
 use crate::tables::Tables;
 
 impl Claims {
-    /// Drains unwanted fwmark virtual servers: keeps them wanted, with weight 0 for all
+    /// Drains unwanted fwmark virtual servers: they stay wanted, with weight 0 for all
     /// destinations, until their connections have ended.
     pub(crate) fn drain_former_marks(&mut self, tables: &mut Tables) {
         if !self.may_delete {
@@ -95,7 +95,7 @@ impl Claims {
     }
 }
 
-/// Returns the service addresses of each mark. Packets to these addresses get the mark.
+/// Returns the service addresses at which packets get each mark.
 fn addresses_by_mark(tables: &Tables) -> BTreeMap<u32, BTreeSet<ServiceAddress>> {
     let mut marked = BTreeMap::<_, BTreeSet<_>>::new();
     for (member, ()) in tables.members(Set::LocalMark).iter_actual() {

@@ -1,5 +1,4 @@
-//! Entry points for the fuzzer: a function for each parser of bytes from other programs. Only the
-//! fuzzer calls these functions.
+//! Entry points for the fuzzer: one function for each parser of bytes that other programs wrote.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -13,7 +12,7 @@ use crate::native::{Content, HeldChain, forbidden_of, is_of, member};
 use crate::rules::Rules;
 use crate::shim::native::names;
 
-/// Parses the output of `iptables-save`: the shim's rules, and other modes' leftovers.
+/// Parses `iptables-save` output: the shim's rules, and other modes' leftovers.
 pub fn saved(bytes: &[u8], modes: Footprints) {
     let text = String::from_utf8_lossy(bytes);
     let rules = Rules::parse(&text);
@@ -25,7 +24,8 @@ pub fn saved(bytes: &[u8], modes: Footprints) {
 /// Names of our nftables sets and chains, by IP family.
 static NAMES: LazyLock<[BTreeSet<String>; 2]> = LazyLock::new(|| IpFamily::ALL.map(names));
 
-/// Parses an object of the shim's nftables table. Tries to parse elements as members of each set.
+/// Parses an object of the shim's nftables table. If it is an element, tries to decode it as a
+/// member of each set.
 pub fn object(bytes: &[u8]) {
     let read = pieces(bytes);
     for (family, names) in IpFamily::ALL.into_iter().zip(&*NAMES) {

@@ -1,4 +1,5 @@
-//! Places in the kernel where other modes or earlier runs left entries.
+//! Places in the kernel where another mode, or an earlier run with other settings, may have left
+//! entries.
 
 use std::fmt;
 
@@ -10,23 +11,22 @@ use footprint::{Finder, ReferencedChain};
 
 use crate::footprint::FOOTPRINT;
 
-/// Place of leftovers from another mode, or from an earlier run with other settings.
+/// Place in the kernel with leftovers of another mode, or of an earlier run with other settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum LeftoverPlace {
-    /// Chains in the iptables backend into which this mode writes its shim.
+    /// Chains in the iptables backend to which this mode writes its shim.
     Beside(Backend),
-    /// Chains in an iptables backend into which this mode does not write.
+    /// Chains in an iptables backend to which this mode does not write.
     Other(Backend),
-    /// Nftables tables of modes whose rules serve packets even if their process has ended. Such
-    /// tables are removed as a whole, so [`Leftovers`] is empty.
+    /// nftables tables of modes whose rules serve packets even after the mode's process has ended.
+    /// The whole table is removed, so [`Leftovers`] is empty.
     Nftables,
-    /// Nftables tables of modes that serve packets only while their process runs.
+    /// nftables tables of modes whose rules serve packets only while the mode's process runs.
     Ended,
-    /// The nftables table of this mode's shim, after a change of `--ipvs-shim` moved the shim to
-    /// iptables.
+    /// This mode's own nftables table, after a change of `--ipvs-shim` moved the shim to iptables.
     OwnTable,
-    /// Ipsets of IPVS mode, after a change of `--ipvs-shim` moved the shim to nftables. The proxy
-    /// first removes the rules that match these sets.
+    /// This mode's ipsets, after a change of `--ipvs-shim` moved the shim to nftables. The proxy
+    /// removes the rules that match these sets first.
     Ipsets,
 }
 
@@ -40,8 +40,8 @@ impl fmt::Display for LeftoverPlace {
     }
 }
 
-/// Returns leftovers of other modes in the output of `iptables-save`. These leftovers serve packets
-/// until the shim is installed. Skips chains whose names the shim also uses.
+/// Returns other modes' leftovers in the output of `iptables-save`, which serve packets until the
+/// shim is installed. Skips chains whose names the shim uses as well.
 pub fn beside_the_shim(modes: Footprints, saved: &str) -> Leftovers {
     Leftovers::find(
         Finder::beside(&FOOTPRINT, modes, ReferencedChain::Keep),

@@ -1,5 +1,5 @@
-//! IPVS mode of kube-proxy. This crate computes the kernel entries that Services want, reads the
-//! kernel's state, and plans the writes that change this state to the wanted state.
+//! IPVS mode of kube-proxy: computes the kernel entries that Services want, reads the kernel's
+//! state, and plans the writes that turn this state into the wanted one.
 //!
 //! ```text
 //!  ServiceView ─▶ compile ─▶ Fragment ─▶ Claims ─▶ Tables (wanted │ actual) ─▶ planner ─▶ Plan
@@ -10,9 +10,9 @@
 //! - [`Ipvs`] contains the tables and implements [`Scheme`](engine::Scheme).
 //! - [`Proxier`] is an [`Engine`](engine::Engine) with this scheme, and implements
 //!   [`Mode`](proxy::Mode).
-//! - All code up to the plan is pure.
+//! - All code before the lanes is pure: it reads no clock and does no I/O.
 //! - A lane is a worker thread that accesses the kernel.
-//! - [`Kernel`] has two implementations: netlink, and a strict fake for tests.
+//! - [`Kernel`] is implemented by netlink, and by a strict fake for tests.
 
 mod access;
 mod balance;

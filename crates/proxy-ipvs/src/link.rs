@@ -1,5 +1,5 @@
-//! Notifications about addresses of `kube-ipvs0`. This module distinguishes this proxy's own
-//! changes from other programs' changes.
+//! Decides who caused the kernel's notifications about addresses of `kube-ipvs0`: this proxy, or
+//! another program.
 
 use std::mem;
 use std::net::IpAddr;
@@ -11,32 +11,32 @@ use crate::config::VipMode;
 use crate::plan::{Op, Outcome, Plan};
 
 /// Longest expected delay between this proxy's removal of an address and the kernel's notification
-/// about the removal.
+/// about it.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
 
-/// Changes to the link by this proxy about which the kernel's notifications are still outstanding.
+/// Changes to `kube-ipvs0` by this proxy whose notifications have not arrived yet.
 #[derive(Default)]
 pub(crate) struct Link {
-    /// Addresses that this proxy removed, until the kernel's notification arrives.
+    /// Addresses that this proxy has removed, each until its notification arrives.
     taken_off: HashMap<IpAddr, RemovedAddress>,
-    /// True after this proxy set the link down, because the kernel then removes addresses. Becomes
-    /// false when a worker thread has read all addresses again.
+    /// True after this proxy set the link down, because the kernel then removes addresses. False
+    /// again once a worker thread has read all addresses.
     was_set: bool,
-    /// True if the link may lack addresses that the tables contain. Becomes false when a worker
-    /// thread has read all addresses again.
+    /// True if the link may lack addresses that the tables contain. False again once a worker
+    /// thread has read all addresses.
     is_doubtful: bool,
 }
 
-/// An address that this proxy removed, until the kernel's notification arrives.
+/// An address that this proxy has removed, and whose notification has not arrived yet.
 struct RemovedAddress {
     at: Instant,
-    /// True if the removed address may exist again: the proxy has bound it again, or the reply to
-    /// its removal was lost.
+    /// True if the address may exist again: the proxy has bound it again, or the reply to the
+    /// removal was lost.
     is_unclear: bool,
 }
 
-/// Returns the address that a write removes, if the kernel sends a notification about the removal.
-/// The kernel sends notifications for addresses, but not for routes.
+/// Returns the address that this write removes from the link. Returns `None` for a removed route,
+/// about which the kernel sends no notification of an address.
 fn taken_off(op: &Op, vip_mode: VipMode) -> Option<IpAddr> {
     match (op, vip_mode.uses_routes()) {
         (Op::UnbindAddress(address), false) | (Op::UnbindOtherwise(address), true) => {
@@ -46,19 +46,19 @@ fn taken_off(op: &Op, vip_mode: VipMode) -> Option<IpAddr> {
     }
 }
 
-/// Cause of a notification about a removed address.
+/// Program that removed an address, according to the notification about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Loss {
     /// This proxy itself removed the address.
     Own,
-    /// The cause of the notification is unclear, so all addresses must be read again.
+    /// Unknown: this proxy or another program. The caller must read all addresses again.
     Unclear,
-    /// Another program removed the address, if the address existed at all.
+    /// Another program removed the address, if it existed at all.
     Others,
 }
 
 impl Link {
-    /// Records the changes of a plan, before the worker thread executes it.
+    /// Records the changes of a plan before a worker thread executes it.
     pub(crate) fn note(&mut self, plan: &Plan, vip_mode: VipMode, now: Instant) {
         let is_recent = |off: &RemovedAddress| now.saturating_duration_since(off.at) < TOLD_WITHIN;
         self.taken_off.retain(|_, off| is_recent(off));
@@ -82,11 +82,11 @@ impl Link {
         }
     }
 
-    /// Records the outcomes of a plan that `note` has recorded.
+    /// Records the outcomes of a plan that [`note`](Self::note) has recorded.
     ///
-    /// Returns true if the proxy attributed another program's removal to itself: the kernel has
-    /// refused the proxy's own removal, so the earlier notification was about another program's
-    /// removal. The caller must then read all addresses.
+    /// Returns true if the proxy took another program's removal of an address for its own: the
+    /// kernel has refused the proxy's removal, after a notification about the address. The caller
+    /// must then read all addresses.
     pub(crate) fn settle(&mut self, plan: &Plan, outcomes: &[Outcome], vip_mode: VipMode) -> bool {
         let mut was_misread = false;
         for (op, outcome) in plan.ops.iter().zip(outcomes) {
@@ -97,8 +97,8 @@ impl Link {
                 Outcome::Refused { .. } => {
                     was_misread |= off.is_some_and(|off| self.taken_off.remove(&off).is_none());
                 }
-                // The reply was lost. The address may be absent, or still bound by the other
-                // `--ipvs-vip-mode`.
+                // The reply was lost. The address may be absent, or still bound in the form of the
+                // other `--ipvs-vip-mode`.
                 Outcome::Unknown => {
                     self.is_doubtful |= is_unbinding;
                     if let Some(off) = off.and_then(|off| self.taken_off.get_mut(&off)) {
@@ -116,20 +116,20 @@ impl Link {
         self.is_doubtful = true;
     }
 
-    /// Records that all addresses have been read.
+    /// Records that the tables have the result of a read of all addresses.
     pub(crate) fn is_read(&mut self) {
         self.is_doubtful = false;
     }
 
-    /// Returns true if the tables are up to date with all notifications so far.
+    /// Returns true if the tables agree with all notifications so far.
     pub(crate) fn is_sure(&self) -> bool {
         !self.is_doubtful
     }
 
-    /// Returns the cause of a notification about a removed address.
+    /// Returns which program removed the address of a notification.
     pub(crate) fn lose(&mut self, address: IpAddr) -> Loss {
         match self.taken_off.remove(&address) {
-            // The notification may be about an older removal, or about another program's removal.
+            // The notification may be about an older removal, or about another program's.
             Some(off) if off.is_unclear => Loss::Unclear,
             Some(_) => Loss::Own,
             None if self.was_set => Loss::Unclear,
@@ -137,8 +137,8 @@ impl Link {
         }
     }
 
-    /// Records that a worker thread has read all addresses. Returns true if this proxy had set the
-    /// link down before the read.
+    /// Records that a worker thread has read all addresses. Returns true if this proxy set the link
+    /// down before that read.
     pub(crate) fn was_read(&mut self) -> bool {
         mem::take(&mut self.was_set)
     }

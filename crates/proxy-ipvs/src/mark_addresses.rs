@@ -1,5 +1,5 @@
-//! Service address of each firewall mark. The writer of virtual servers shares this table with the
-//! readers of counters.
+//! Service address of each firewall mark, shared by the writer of virtual servers and the readers
+//! of counters.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,18 +8,18 @@ use proxy::{IpFamily, ServiceAddress};
 
 type Addresses = HashMap<(IpFamily, u32), ServiceAddress>;
 
-/// Service address of each mark. A connection with a mark belongs to the Service at the mark's
+/// Service address of each firewall mark. A connection with a mark belongs to the Service at that
 /// address. All clones share one table.
 #[derive(Debug, Clone, Default)]
 pub struct MarkAddresses(Arc<Mutex<Addresses>>);
 
 impl MarkAddresses {
-    /// Returns the address of a mark. Returns `None` if the mark belongs to another program.
+    /// Returns the service address of a mark, or `None` if the mark is not one of ours.
     pub fn get(&self, family: IpFamily, mark: u32) -> Option<ServiceAddress> {
         self.lock().get(&(family, mark)).copied()
     }
 
-    /// Returns the marks of these addresses.
+    /// Returns the marks that stand for these service addresses.
     pub fn at(&self, addresses: &[ServiceAddress]) -> Vec<(IpFamily, u32)> {
         let all = self.lock();
         if all.is_empty() {
@@ -30,12 +30,12 @@ impl MarkAddresses {
         marks.map(|(mark, _)| *mark).collect()
     }
 
-    /// Sets the address of a mark.
+    /// Sets the service address of a mark.
     pub fn set(&self, family: IpFamily, mark: u32, at: ServiceAddress) {
         self.lock().insert((family, mark), at);
     }
 
-    /// Removes a mark that no Service has any more, because another program may use it next.
+    /// Removes a mark that no Service has any more. Another program may use it next.
     pub(crate) fn remove(&self, family: IpFamily, mark: u32) {
         self.lock().remove(&(family, mark));
     }

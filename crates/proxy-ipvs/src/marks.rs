@@ -1,7 +1,8 @@
-//! Firewall marks of virtual servers for clients outside the cluster (`--ipvs-semantics=exact`).
+//! Firewall marks of the virtual servers for clients outside the cluster
+//! (`--ipvs-semantics=exact`).
 //!
-//! Marks survive a restart, because the kernel stores each mark with its addresses in the set
-//! KUBE-LOCAL-MARK. In nftables, this set is a map. In iptables, it is an ipset with marks.
+//! Marks survive a restart, because the set KUBE-LOCAL-MARK stores each address with its mark: a
+//! map in nftables, or an ipset with `skbmark`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use crate::server::VirtualServerKey;
 use crate::sets::{Member, Set};
 use crate::tables::Tables;
 
-/// Marks of Service ports, for one IP family.
+/// Firewall marks of Service ports, in one IP family.
 #[derive(Debug)]
 pub(crate) struct Marks {
     family: IpFamily,
@@ -23,23 +24,22 @@ pub(crate) struct Marks {
     of_owners: HashMap<Arc<Owner>, u32>,
     /// Marks in use, each with the protocol of its Service port.
     taken: HashMap<u32, Protocol>,
-    /// Service ports that wait for a free mark, the oldest first.
+    /// Service ports that wait for a free mark, those of the oldest Services first.
     waiting: BTreeSet<Arc<Owner>>,
-    /// Most recent mark of each address: read from the kernel at the start, or assigned since then.
+    /// Latest mark of each service address: read from the kernel at the start, or assigned since.
     ///
-    /// `None` before [`take_news`](Self::take_news) opens the table. Until then, no Service port
+    /// `None` until [`take_news`](Self::take_news) opens the table. Before that, no Service port
     /// gets a mark.
     last: Option<HashMap<ServiceAddress, u32>>,
-    /// Marks that the proxy has read from the kernel, while `take_news` has not opened the table
-    /// yet.
+    /// Marks read from the kernel, until [`take_news`](Self::take_news) moves them to `last`.
     read: Option<HashMap<ServiceAddress, u32>>,
-    /// Addresses of each mark in `last`.
+    /// Service addresses of each mark in `last`.
     addresses: HashMap<u32, BTreeSet<ServiceAddress>>,
-    /// Number of the smallest mark that may be free.
+    /// Number of the lowest mark that may be free.
     next: u32,
-    /// Number of marks that became free while Service ports waited.
+    /// Number of marks that have become free for waiting Service ports.
     freed: usize,
-    /// Service ports that have begun to wait for a mark, and that the log has not reported yet.
+    /// Service ports that began to wait for a mark, and that the log has not named yet.
     unreported: Vec<ServicePortName>,
     shared: MarkAddresses,
 }
@@ -63,21 +63,21 @@ impl Marks {
         }
     }
 
-    /// Returns true if the kernel's marks are known, or if no marks are needed.
+    /// Returns true if the proxy knows which marks the kernel has, or if it needs no marks.
     pub(crate) fn is_open(&self) -> bool {
         self.bits.is_none() || self.last.is_some()
     }
 
-    /// Returns true if Services must be recompiled, because marks have become available.
+    /// Returns true if marks have become available, so that Services must be recompiled.
     pub(crate) fn has_news(&self) -> bool {
         self.read.is_some() || self.freed > 0
     }
 
-    /// Opens the table if the proxy has read the kernel's marks. Returns true if it opened the
-    /// table. The caller must then recompile all Services that may need a mark.
+    /// Opens the table if the proxy has read the kernel's marks. Returns true if so: the caller
+    /// must then recompile all Services that may need a mark.
     ///
-    /// Before the call, the caller must have compiled all Services. Only then does `of` know which
-    /// Service port wins an address that several Service ports claim.
+    /// Callers must have compiled all Services before. Only then does [`of`](Self::of) know which
+    /// of several Service ports wins an address.
     pub(crate) fn take_news(&mut self) -> bool {
         let Some(read) = self.read.take() else {
             return false;
@@ -86,20 +86,20 @@ impl Marks {
         true
     }
 
-    /// Returns the Services of the Service ports that have waited longest: one port for each mark
-    /// that has become free since the last call.
+    /// Returns the Services that should get the marks freed since the last call: those of the
+    /// oldest waiting Service ports, one per mark.
     pub(crate) fn take_heirs(&mut self) -> BTreeSet<NamespacedName> {
         let freed = std::mem::take(&mut self.freed);
         let heirs = self.waiting.iter().take(freed);
         heirs.map(|owner| owner.name.service.clone()).collect()
     }
 
-    /// Removes and returns the Service ports that have begun to wait since the last call.
+    /// Removes and returns the Service ports that began to wait for a mark since the last call.
     pub(crate) fn take_unreported(&mut self) -> Vec<ServicePortName> {
         std::mem::take(&mut self.unreported)
     }
 
-    /// Stores the marks that the first read has found in the kernel's set of marks.
+    /// Stores the marks that the kernel's set of marks contains at the first read.
     pub(crate) fn open(&mut self, members: impl Iterator<Item = Member>) {
         let is_first = self.last.is_none() && self.read.is_none();
         let Some(bits) = self.bits.filter(|_| is_first) else {
@@ -118,10 +118,10 @@ impl Marks {
         self.read = Some(read);
     }
 
-    /// Returns a mark for a Service port with these addresses. If the Service port has no mark yet,
-    /// it gets the most recent mark of one of its addresses, unless another Service port wins an
-    /// address of this mark. Gives up a mark at which another program has a virtual server. Returns
-    /// `None` if no mark is free, or if the kernel's marks are not known yet.
+    /// Returns the mark of a Service port with these addresses. A Service port without a mark gets
+    /// the latest mark of one of its addresses, unless another Service port wins an address of that
+    /// mark. Replaces a mark at which another program has a virtual server. Returns `None` if no
+    /// mark is free, or if the kernel's marks are not known yet.
     pub(crate) fn of(
         &mut self,
         owner: &Arc<Owner>,
@@ -145,8 +145,8 @@ impl Marks {
                 winner.is_none_or(|winner| winner >= owner)
             };
             let kept = at.iter().filter(wins).filter_map(|at| last.get(at));
-            // Packets to another Service's address with this mark would reach the endpoints of this
-            // Service port.
+            // With this mark, packets to another Service's address would reach this Service port's
+            // endpoints.
             let is_others = |other: &ServiceAddress| {
                 let winner = tables.servers.owner(&(*other).into());
                 !at.contains(other) && winner.is_some_and(|winner| winner != owner)
@@ -166,35 +166,35 @@ impl Marks {
         Some(mark)
     }
 
-    /// Returns the protocol of the Service port with this mark, if any.
+    /// Returns the protocol of the Service port that has this mark.
     pub(crate) fn protocol(&self, mark: u32) -> Option<Protocol> {
         self.taken.get(&mark).copied()
     }
 
-    /// Returns the mark that a Service port has, if any.
+    /// Returns the mark of a Service port, or `None` if it has none.
     pub(crate) fn get(&self, owner: &Arc<Owner>) -> Option<u32> {
         self.of_owners.get(owner).copied()
     }
 
-    /// Returns the Service port that has this mark, if any.
+    /// Returns the Service port that has this mark, or `None` if the mark is free.
     pub(crate) fn owner(&self, mark: u32) -> Option<&Arc<Owner>> {
         let mut marked = self.of_owners.iter();
         marked.find(|(_, of)| **of == mark).map(|(owner, _)| owner)
     }
 
-    /// Returns true if the table knows the addresses of each mark, as it does with
+    /// Returns true if the table knows the service addresses of each mark, as with
     /// `--ipvs-semantics=exact`. Upstream's semantics use no marks.
     pub(crate) fn has_addresses(&self) -> bool {
         self.bits.is_some()
     }
 
-    /// Returns the addresses whose packets may get this mark.
+    /// Returns the service addresses at which packets may get this mark.
     pub(crate) fn addresses(&self, mark: u32) -> impl Iterator<Item = &ServiceAddress> {
         self.addresses.get(&mark).into_iter().flatten()
     }
 
-    /// Releases the mark of a Service port. Another Service port can get the mark after the fwmark
-    /// virtual server of this mark is removed.
+    /// Releases the mark of a Service port. Another Service port can get it once the fwmark virtual
+    /// server is removed.
     pub(crate) fn release(&mut self, owner: &Arc<Owner>, tables: &Tables) {
         self.waiting.remove(owner);
         if let Some(mark) = self.of_owners.remove(owner) {
@@ -206,7 +206,7 @@ impl Marks {
         }
     }
 
-    /// Records that the kernel no longer has the fwmark virtual server of a mark.
+    /// Records that the kernel no longer has a virtual server for this mark.
     pub(crate) fn removed(&mut self, mark: u32) {
         if let Some(bits) = self.bits
             && bits.can_hold(mark)
@@ -231,8 +231,8 @@ impl Marks {
         }
     }
 
-    /// Records the addresses of a mark. Keeps a former address as long as the kernel has the set
-    /// element that maps this address to the mark.
+    /// Records the service addresses of a mark. A former address stays recorded as long as the
+    /// kernel maps it to the mark.
     fn note_addresses(&mut self, mark: u32, at: &[ServiceAddress], tables: &Tables) {
         if let Some(first) = at.first() {
             self.shared.set(self.family, mark, *first);
@@ -256,8 +256,8 @@ impl Marks {
         known.extend(wanted);
     }
 
-    /// Returns a free mark: no Service port has the mark, and no virtual server of any program uses
-    /// it. Returns `None` if no mark is free.
+    /// Returns a mark that no Service port has and no virtual server uses, including other
+    /// programs' virtual servers. Returns `None` if there is none.
     fn free(&mut self, tables: &Tables) -> Option<u32> {
         let (bits, family) = (self.bits?, self.family);
         loop {
@@ -281,16 +281,15 @@ impl Marks {
 
 /// Fwmark virtual servers that no Service wants.
 pub(crate) struct FormerMarks {
-    /// Owner of the claims for these virtual servers. This owner sorts after every Service, so a
-    /// Service that gets such a mark wins the virtual server.
+    /// Owner of the claims for these virtual servers. It sorts after every Service, so a Service
+    /// that gets the mark of such a virtual server wins it.
     pub(crate) owner: Arc<Owner>,
-    /// Addresses of each virtual server: the kernel's sets map these addresses to the virtual
-    /// server's mark, or mapped them before.
+    /// Service addresses that the kernel maps, or once mapped, to the virtual server's mark.
     pub(crate) addresses: BTreeMap<VirtualServerKey, BTreeSet<ServiceAddress>>,
 }
 
 impl FormerMarks {
-    /// Creates a table without fwmark virtual servers.
+    /// Creates a table without virtual servers.
     pub(crate) fn new() -> Self {
         let owner = Owner {
             created: i64::MAX,
@@ -307,15 +306,15 @@ impl FormerMarks {
         }
     }
 
-    /// Returns the protocol of a virtual server that no Service wants. Returns TCP if the protocol
-    /// is unknown: after a restart, only virtual servers of TCP are still draining.
+    /// Returns the protocol of a virtual server that no Service wants. Unknown protocols count as
+    /// TCP, because after a restart only virtual servers of TCP drain.
     pub(crate) fn protocol(&self, key: &VirtualServerKey) -> Protocol {
         let first = self.addresses.get(key).and_then(BTreeSet::first);
         first.map_or(Protocol::Tcp, |at| at.protocol)
     }
 
     /// Returns true if packets of the virtual server's connections may still arrive: a Service
-    /// wants a virtual server at one of its addresses, or its addresses are unknown.
+    /// wants one of its addresses, or its addresses are unknown.
     pub(crate) fn is_reachable(&self, key: &VirtualServerKey, tables: &Tables) -> bool {
         let wants = |at: &ServiceAddress| tables.servers.wanted(&(*at).into()).is_some();
         let addresses = self.addresses.get(key);
@@ -329,7 +328,7 @@ fn forget(last: &mut HashMap<ServiceAddress, u32>, at: &ServiceAddress, mark: u3
     }
 }
 
-/// Returns true if packets to an address get this mark.
+/// Returns true if packets to this address get this mark.
 pub(crate) fn is_marked_at(tables: &Tables, at: &ServiceAddress, mark: u32) -> bool {
     let member = Member::AddressPortMark(at.address, at.protocol, at.port, mark);
     tables.members(Set::LocalMark).actual(&member).is_some()

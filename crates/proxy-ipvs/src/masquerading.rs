@@ -1,20 +1,19 @@
-//! Order of changes between virtual servers and the sets that control masquerading.
+//! Order of changes between virtual servers and the sets that decide which packets are masqueraded.
 //!
 //! Without masquerading, an endpoint on another node sees the client's address and replies to the
-//! client directly. The client then drops the reply. So the order of changes is:
+//! client directly. The client drops that reply. This order of changes prevents it:
 //!
-//! 1. Before a virtual server gets endpoints on other nodes, the proxy ends the virtual server's
-//!    exemption from masquerading.
-//! 2. The virtual server becomes exempt again only after it has lost its endpoints on other nodes.
-//! 3. With `--ipvs-semantics=exact`, packets are exempt only while they have a mark: the exemption
-//!    begins after the mark is added, and ends before the mark is removed.
-//! 4. If the virtual server moves to another Service, masquerading and the firewall of source
-//!    ranges end only after the virtual server has lost the former Service's endpoints, and after
-//!    the former Service's mark is removed.
-//! 5. The firewall of the new Service begins before the virtual server gets the new endpoints, and
+//! 1. Before a virtual server gets endpoints on other nodes, the proxy ends its exemption from
+//!    masquerading.
+//! 2. The virtual server becomes exempt again only after it has lost these endpoints.
+//! 3. With `--ipvs-semantics=exact`, only packets with a mark are exempt: the exemption begins
+//!    after the mark, and ends before the mark.
+//! 4. If a virtual server moves to another Service, masquerading and the source-range firewall stay
+//!    until the former Service's endpoints and mark are removed.
+//! 5. The new Service's firewall begins before the virtual server gets the new endpoints, and
 //!    before packets get the new mark.
 //!
-//! Masquerading packets a little too long does no harm.
+//! Masquerading a packet without need does no harm.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -29,8 +28,8 @@ use crate::server::{RealServer, VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 use crate::tables::{Tables, sorted};
 
-/// Sets whose members exempt virtual servers from masquerading. All endpoints of such a virtual
-/// server are on this node.
+/// Sets whose members exempt virtual servers from masquerading, because all their endpoints are on
+/// this node.
 pub(crate) const EXEMPT: [Set; 4] = [
     Set::LoadBalancerLocal,
     Set::NodePortLocalTcp,
@@ -38,15 +37,15 @@ pub(crate) const EXEMPT: [Set; 4] = [
     Set::NodePortLocalSctp,
 ];
 
-/// Virtual servers that a plan will create or change. The `bool` is true if the kernel's virtual
-/// server has destinations.
+/// Virtual servers that a plan creates or changes. The value is true if the virtual server already
+/// has destinations.
 pub(crate) struct ChangingServers {
     keys: HashMap<ServiceAddress, bool>,
     ports: HashMap<(Protocol, u16), bool>,
 }
 
 impl ChangingServers {
-    /// Indexes the virtual servers that a plan will create or change.
+    /// Indexes the virtual servers that a plan creates or changes.
     pub(crate) fn of<'a>(
         tables: &Tables,
         servers: impl Iterator<Item = &'a VirtualServerKey>,
@@ -63,9 +62,8 @@ impl ChangingServers {
         Self { keys, ports }
     }
 
-    /// Returns true if this member exempts a virtual server that has destinations, and false if it
-    /// exempts a virtual server without destinations. Returns `None` if it exempts none of these
-    /// virtual servers.
+    /// Returns true if this member exempts one of these virtual servers and that server has
+    /// destinations, and false if it has none. Returns `None` if the member exempts none of them.
     pub(crate) fn exempted(&self, set: Set, member: &Member) -> Option<bool> {
         match *member {
             Member::Port(port) => {
@@ -83,7 +81,7 @@ impl ChangingServers {
     }
 }
 
-/// Returns the writes that remove unwanted exemptions from masquerading before a plan changes the
+/// Returns the writes that end unwanted exemptions from masquerading, before a plan changes the
 /// exempt virtual servers.
 pub(crate) fn end_exemptions(
     tables: &Tables,
@@ -106,8 +104,8 @@ pub(crate) fn end_exemptions(
     ops
 }
 
-/// Sets for packets from outside the cluster. Their members mark packets for an fwmark virtual
-/// server, or exempt packets from masquerading.
+/// Sets for packets from outside the cluster: their members give packets a mark, or exempt them
+/// from masquerading.
 const OF_OUTSIDE: [Set; 6] = [
     Set::LoadBalancerLocal,
     Set::NodePortLocalTcp,
@@ -117,10 +115,10 @@ const OF_OUTSIDE: [Set; 6] = [
     Set::LocalMark,
 ];
 
-/// Returns true if a set member must wait until its fwmark virtual server accepts new connections.
-/// Until then, packets from outside use the virtual server at their destination address, and rules
-/// masquerade these packets. If both virtual servers are missing, the member does not wait, because
-/// the kernel must get the member before the virtual servers.
+/// Returns true if a set member must wait until its fwmark virtual server accepts connections.
+/// Until then, packets from outside use the virtual server at their destination address, and are
+/// masqueraded. If neither virtual server exists, the member does not wait, because it must precede
+/// them.
 pub(crate) fn awaits_outside_server(
     tables: &Tables,
     marks: &Marks,
@@ -136,7 +134,7 @@ pub(crate) fn awaits_outside_server(
     };
     let servers = &tables.servers;
     let at = set.service_address(member);
-    // A NodePort's set contains only ports, so compares the port and the protocol.
+    // A NodePort set has only ports as members, so this compares port and protocol.
     let is_at = |own: ServiceAddress| match *member {
         Member::Port(port) => own.port == port && set == Set::node_port_local(own.protocol),
         _ => Some(own) == at,
@@ -150,25 +148,25 @@ pub(crate) fn awaits_outside_server(
     !is_made && all.any(|key| is_concerned(key) && servers.actual(key).is_some())
 }
 
-/// Returns the fwmark virtual server of a Service's port that gets packets with this mark.
+/// Returns the fwmark virtual server of a Service port for packets with this mark.
 fn by_mark<'a>(tables: &'a Tables, owner: &Arc<Owner>, mark: u32) -> Option<&'a VirtualServerKey> {
     let mut all = tables.servers.keys_of(owner).iter();
     all.find(|key| matches!(key, VirtualServerKey::Mark { mark: of, .. } if *of == mark))
 }
 
-/// Returns true if the kernel has refused to create a virtual server.
+/// Returns true if the kernel has refused to create this virtual server.
 fn is_refused(tables: &Tables, key: &VirtualServerKey) -> bool {
     tables.servers.is_failing(key) && tables.servers.actual(key).is_none()
 }
 
-/// Returns true if the kernel has refused to create the fwmark virtual server for packets with this
-/// mark. The owner's virtual servers at addresses then also serve packets from outside.
+/// Returns true if the kernel has refused to create the fwmark virtual server for this mark. The
+/// virtual servers at addresses then serve packets from outside as well.
 pub(crate) fn lacks_outside_server(tables: &Tables, owner: &Arc<Owner>, mark: u32) -> bool {
     by_mark(tables, owner, mark).is_some_and(|key| is_refused(tables, key))
 }
 
-/// Returns true if a mark or an exemption from masquerading waits for an fwmark virtual server that
-/// the kernel has refused to create. Without this virtual server, both are of no use.
+/// Returns true if a mark or an exemption from masquerading is useless, because the kernel has
+/// refused to create the fwmark virtual server.
 pub(crate) fn awaits_refused_server(
     tables: &Tables,
     marks: &Marks,
@@ -181,11 +179,10 @@ pub(crate) fn awaits_refused_server(
         && owner.is_some_and(|(owner, mark)| lacks_outside_server(tables, owner, mark))
 }
 
-/// Returns the wanted marks that must be removed before a plan creates an fwmark virtual server
-/// that the kernel has refused before. Until now, the kernel has sent packets with these marks to
-/// the virtual servers at their destination addresses. A new virtual server has no destinations at
-/// first, so the kernel would reject these packets for a moment. Once the virtual server has
-/// destinations, the marks return.
+/// Returns the wanted marks that a plan must remove before it creates an fwmark virtual server that
+/// the kernel has refused before. So far, packets with these marks have used the virtual servers at
+/// their destination addresses. A new virtual server has no destinations at first, so IPVS would
+/// reject the packets. The marks return once it has destinations.
 pub(crate) fn early_marks(tables: &Tables, key: &VirtualServerKey) -> Vec<Member> {
     let VirtualServerKey::Mark { mark, .. } = key else {
         return Vec::new();
@@ -205,18 +202,18 @@ pub(crate) fn early_marks(tables: &Tables, key: &VirtualServerKey) -> Vec<Member
         .collect()
 }
 
-/// Returns true if a virtual server sends new connections to at least one endpoint.
+/// Returns true if a virtual server has a destination for new connections (weight above 0).
 fn serves(server: &VirtualServer) -> bool {
     server.destinations.iter().any(|real| real.weight > 0)
 }
 
-/// Returns true if entries that depend on a virtual server may be written now. One of these
+/// Returns true if entries that depend on a virtual server need not wait for it. One of these
 /// conditions suffices:
 ///
-/// - The virtual server exists, and sends new connections only to wanted endpoints. If the Service
-///   wants any endpoint, at least one endpoint has a weight above 0. (During a drain, weights are
-///   0. After a change of the Service, the former endpoints stay for a while.)
-/// - The write of the virtual server fails. No entry waits for a failing virtual server.
+/// - The virtual server sends new connections only to wanted endpoints, and to at least one of them
+///   if the Service wants any. (Draining destinations have weight 0. After a change of the Service,
+///   former endpoints stay for a while.)
+/// - Its last write failed, because no entry waits for a failing virtual server.
 fn accepts_connections(tables: &Tables, key: &VirtualServerKey) -> bool {
     let servers = &tables.servers;
     let wants_any = servers.wanted(key).is_some_and(serves);
@@ -225,9 +222,8 @@ fn accepts_connections(tables: &Tables, key: &VirtualServerKey) -> bool {
     servers.is_failing(key) || (is_made && !loses_endpoints(tables, key))
 }
 
-/// Returns true if packets to a virtual server's address must keep their mark, although no Service
-/// wants the mark any more: without the mark, these packets would reach unwanted endpoints, or no
-/// endpoint.
+/// Returns true if packets to a virtual server's address must keep a mark that no Service wants any
+/// more. Without the mark, they would reach unwanted endpoints, or none.
 fn needs_mark(tables: &Tables, key: &VirtualServerKey) -> bool {
     let servers = &tables.servers;
     let (Some(actual), Some(wanted)) = (servers.actual(key), servers.wanted(key)) else {
@@ -237,10 +233,10 @@ fn needs_mark(tables: &Tables, key: &VirtualServerKey) -> bool {
     gains_endpoints || loses_endpoints(tables, key)
 }
 
-/// Returns the unwanted marks that a plan may remove or replace. If an address gets another mark,
-/// the old mark stays until the plan can add the new mark. Otherwise, the old mark stays while the
-/// virtual server at the address still serves unwanted endpoints, or serves no wanted endpoint yet.
-/// `awaits_firewall` returns true for a new mark that waits for the rules of source ranges.
+/// Returns the unwanted marks that a plan may remove or replace now. An old mark stays until the
+/// plan can add the address's new mark. Without a new mark, it stays until the virtual server at
+/// the address serves wanted endpoints, and no unwanted ones. `awaits_firewall` returns true for a
+/// new mark that waits for the rules of source ranges.
 pub(crate) fn end_marks(
     tables: &Tables,
     marks: &Marks,
@@ -270,9 +266,9 @@ pub(crate) fn end_marks(
     sorted(unwanted.into_iter().filter(is_free))
 }
 
-/// Returns true if an fwmark virtual server must keep its last endpoints for now: one of its
-/// addresses has moved to another Service, but packets to this address still get the mark. Without
-/// endpoints, the kernel would drop these packets until the mark is removed.
+/// Returns true if an fwmark virtual server must keep its last endpoints for now: packets to an
+/// address that has moved to another Service still get its mark. Without endpoints, IPVS would
+/// reject them.
 pub(crate) fn waits_for_new_owner(tables: &Tables, key: &VirtualServerKey) -> bool {
     let VirtualServerKey::Mark { mark, .. } = key else {
         return false;
@@ -292,10 +288,9 @@ pub(crate) fn waits_for_new_owner(tables: &Tables, key: &VirtualServerKey) -> bo
     })
 }
 
-/// Returns true if a virtual server still sends new connections to unwanted endpoints. Returns
-/// false if the kernel has refused the write of the virtual server. While the result is true, no
-/// additional packets may reach the virtual server: packets from outside keep their mark, and the
-/// virtual server's address does not become local.
+/// Returns true while a virtual server sends new connections to unwanted endpoints, unless its last
+/// write failed. Until it ends, packets from outside keep their mark, and the address does not
+/// become local.
 pub(crate) fn loses_endpoints(tables: &Tables, key: &VirtualServerKey) -> bool {
     let servers = &tables.servers;
     let (Some(actual), Some(wanted)) = (servers.actual(key), servers.wanted(key)) else {
@@ -306,16 +301,15 @@ pub(crate) fn loses_endpoints(tables: &Tables, key: &VirtualServerKey) -> bool {
     !servers.is_failing(key) && pairs.any(|(there, wanted)| serves(there) && !serves(wanted))
 }
 
-/// Sets whose members make rules masquerade packets to a virtual server's endpoints.
+/// Sets whose members make rules masquerade packets to virtual servers.
 const MASQUERADED: [Set; 3] = [Set::ClusterIp, Set::ExternalIp, Set::LoadBalancer];
 
-/// Sets that contain the clients that a load balancer's firewall admits.
+/// Sets of the clients that the source-range firewall of a load balancer admits.
 pub(crate) const GUARDS: [Set; 2] = [Set::LoadBalancerSourceCidr, Set::LoadBalancerSourceIp];
 
-/// Returns true if a set member must stay because packets to its address may still reach unwanted
-/// endpoints. The member masquerades packets to these endpoints, or its rule drops packets to them,
-/// or it belongs to the firewall that protects them. `losing` contains the results of
-/// [`losing_endpoints`] and [`marked_otherwise`].
+/// Returns true if a set member must stay while packets to its address may reach unwanted
+/// endpoints: the member makes rules masquerade or drop these packets, or belongs to the
+/// source-range firewall. `losing` is the results of [`losing_endpoints`] and [`marked_otherwise`].
 pub(crate) fn protects_removed_endpoints(
     losing: &HashSet<ServiceAddress>,
     set: Set,
@@ -326,9 +320,8 @@ pub(crate) fn protects_removed_endpoints(
     protecting.any(|sets| sets.contains(&set)) && at.is_some_and(|at| losing.contains(&at))
 }
 
-/// Returns the writes that remove unwanted clients from the firewall of virtual servers without
-/// endpoints. A former Service may have admitted these clients, so they are removed before the
-/// virtual servers get endpoints.
+/// Returns the writes that remove unwanted clients from the source-range firewall before a virtual
+/// server gets endpoints. A former Service may have admitted these clients.
 pub(crate) fn end_guards(tables: &Tables, now: Instant) -> Vec<Op> {
     let is_idle = |at: ServiceAddress| {
         let server = tables.servers.actual(&at.into());
@@ -346,16 +339,15 @@ pub(crate) fn end_guards(tables: &Tables, now: Instant) -> Vec<Op> {
     ended.collect()
 }
 
-/// Returns the addresses of all virtual servers that still send new connections to unwanted
-/// endpoints.
+/// Returns the addresses of virtual servers that still send new connections to unwanted endpoints.
 pub(crate) fn losing_endpoints(tables: &Tables) -> impl Iterator<Item = ServiceAddress> {
     let pending = tables.servers.pending();
     let losing = pending.filter(|key| loses_endpoints(tables, key));
     losing.filter_map(VirtualServerKey::address)
 }
 
-/// Returns the addresses at which an unwanted mark still sends packets from outside to another
-/// virtual server. Ignores marks that the kernel refuses to remove.
+/// Returns the addresses at which an unwanted mark still leads packets to another virtual server.
+/// Ignores marks that the kernel refuses to remove.
 pub(crate) fn marked_otherwise(tables: &Tables) -> impl Iterator<Item = ServiceAddress> {
     let marks = tables.members(Set::LocalMark);
     let leaving = marks.pending().filter(|mark| {
@@ -364,9 +356,9 @@ pub(crate) fn marked_otherwise(tables: &Tables) -> impl Iterator<Item = ServiceA
     leaving.filter_map(|mark| Set::LocalMark.service_address(mark))
 }
 
-/// Returns true if an unwanted mark must stay, together with the rules that set marks. While the
-/// virtual servers are unknown, every unwanted mark stays. Ignores addresses whose virtual server
-/// waits for the new rules itself (`awaits_rules`).
+/// Returns true if an unwanted mark must stay, with the rules that set marks. Every unwanted mark
+/// stays while the virtual servers are unknown. Ignores addresses whose virtual server waits for
+/// the new rules itself (`awaits_rules`).
 pub(crate) fn needs_marks(
     tables: &Tables,
     knows_servers: bool,
@@ -381,23 +373,23 @@ pub(crate) fn needs_marks(
     })
 }
 
-/// Sets whose rules drop packets to their members: the two sets of service addresses without an
-/// endpoint, and the set of load balancers with a firewall (source ranges).
+/// Sets whose members make rules drop packets: the service addresses without an endpoint, for all
+/// clients or for clients outside, and the load balancers with source ranges.
 const DROPS: [Set; 3] = [
     Set::Unserved,
     Set::UnservedOutside,
     Set::LoadBalancerFirewall,
 ];
 
-/// Returns true if an unwanted member of a set in [`DROPS`] does only harm: its rule drops packets
-/// that the Service's clients may send. The member protects endpoints while the virtual server has
-/// unwanted endpoints, or while an unwanted mark sends packets to another virtual server (`marked`,
-/// the result of [`marked_otherwise`]). A member of the firewall set also protects an unwanted
-/// virtual server.
+/// Returns true if an unwanted member of a set in [`DROPS`] only does harm, because its rule drops
+/// packets of admitted clients. A member is still useful while it keeps packets from unwanted
+/// endpoints: its virtual server has such endpoints, or an unwanted mark leads packets to another
+/// virtual server (`marked`, from [`marked_otherwise`]). In the firewall set, a member also
+/// protects an unwanted virtual server.
 ///
-/// While the proxy must not delete entries (`may_delete` is false), unwanted endpoints stay, and so
-/// does every unwanted member of the firewall set. A member of the other two sets is obsolete then
-/// if a Service wants its virtual server with an endpoint.
+/// Until the proxy may delete entries (`may_delete`), unwanted endpoints stay, and so does every
+/// member of the firewall set. A member of the other two sets is then obsolete if a Service wants
+/// its virtual server with an endpoint.
 fn is_obsolete_drop(
     tables: &Tables,
     marked: &HashSet<ServiceAddress>,
@@ -420,8 +412,8 @@ fn is_obsolete_drop(
     tables.members(set).wanted(member).is_none() && only_harms
 }
 
-/// Returns the writes that remove obsolete members from the sets of [`DROPS`] for which `is_ended`
-/// returns true.
+/// Returns the writes that remove obsolete members from those sets of [`DROPS`] for which
+/// `is_ended` is true.
 pub(crate) fn end_drops(
     tables: &Tables,
     now: Instant,
@@ -439,9 +431,8 @@ pub(crate) fn end_drops(
     ended.collect()
 }
 
-/// Returns true if new rules would drop packets because of obsolete members of a set. `new` returns
-/// true for each set that only the new rules match. Ignores members that the kernel refuses to
-/// remove.
+/// Returns true if obsolete set members would make new rules drop packets. `new` is true for each
+/// set that only the new rules match. Ignores members that the kernel refuses to remove.
 pub(crate) fn would_drop(tables: &Tables, may_delete: bool, new: impl Fn(Set) -> bool) -> bool {
     let marked: HashSet<_> = marked_otherwise(tables).collect();
     let mut sets = DROPS.into_iter().filter(|set| new(*set));
@@ -454,9 +445,9 @@ pub(crate) fn would_drop(tables: &Tables, may_delete: bool, new: impl Fn(Set) ->
     })
 }
 
-/// Returns true if new rules would give packets a mark that a plan replaces soon. The former mark's
-/// virtual server may have no endpoints any more. Ignores addresses at which the kernel refuses to
-/// add or remove a mark, and marks that wait for these rules themselves (`awaits_firewall`).
+/// Returns true if new rules would give packets a mark that the next plan replaces, and whose
+/// virtual server may have no endpoints any more. Ignores marks that the kernel refuses to add or
+/// remove, and marks that wait for these rules themselves (`awaits_firewall`).
 pub(crate) fn awaits_next_mark(tables: &Tables, awaits_firewall: impl Fn(&Member) -> bool) -> bool {
     let table = tables.members(Set::LocalMark);
     let pending = table.pending().filter(|member| !table.is_failing(member));
@@ -471,13 +462,13 @@ pub(crate) fn awaits_next_mark(tables: &Tables, awaits_firewall: impl Fn(&Member
         .any(|at| next.contains(&at))
 }
 
-/// Returns true if packets still get the mark of this virtual server.
+/// Returns true if packets may still get the mark of this virtual server.
 pub(crate) fn is_marked(tables: &Tables, marks: &Marks, key: &VirtualServerKey) -> bool {
     let VirtualServerKey::Mark { mark, .. } = key else {
         return false;
     };
-    // An earlier run's shim marks packets until its nftables table or its iptables rules are
-    // removed.
+    // An earlier run's shim marks packets until the proxy removes its nftables table or iptables
+    // rules.
     let mut leftovers = tables.leftovers.iter_actual();
     let marks_packets = |place| matches!(place, LeftoverPlace::OwnTable | LeftoverPlace::Other(_));
     if leftovers.any(|(place, _)| marks_packets(*place)) {
@@ -491,8 +482,8 @@ pub(crate) fn is_marked(tables: &Tables, marks: &Marks, key: &VirtualServerKey) 
     there.any(|(member, ())| matches!(member, Member::AddressPortMark(.., of) if of == mark))
 }
 
-/// Returns removed endpoints that may still receive packets, because their removal is pending or
-/// the kernel's reply to the removal was lost.
+/// Returns removed endpoints that packets may still reach, because their removal is pending or the
+/// kernel's reply to it was lost.
 pub(crate) fn still_served(tables: &Tables, marks: &Marks) -> HashSet<(Protocol, Target)> {
     let unsettled = tables.servers.pending().chain(&tables.uncertain);
     let wanted = unsettled.filter(|key| tables.servers.wanted(key).is_some());

@@ -1,6 +1,6 @@
-//! `--ipvs-shim=nftables`: rules and sets in this proxy's own nftables table, for nodes without
-//! iptables and ipset. This module contains only data. The module [`netlink`](crate::netlink)
-//! writes the table to the kernel.
+//! `--ipvs-shim=nftables`: the shim's rules and sets in an nftables table of this proxy, for nodes
+//! without iptables and ipset. This module only computes them; [`netlink`](crate::netlink) writes
+//! them to the kernel.
 //!
 //! ```text
 //!   table ip kube-proxy-ipvs
@@ -8,8 +8,7 @@
 //!     chains   nat-prerouting, …: with the verdicts of the iptables shims (`shim::native`)
 //! ```
 //!
-//! One worker thread writes the sets together with the virtual servers. Another worker thread
-//! writes the chains.
+//! One worker thread writes the sets and the virtual servers, another writes the chains.
 
 mod content;
 mod sets;
@@ -21,6 +20,6 @@ pub(crate) use sets::{
     FORBIDDEN, SetElement, definition, definition_of, is_of, member, place, prefix_set,
 };
 
-/// Name of the table with which the daemon tests whether the kernel supports the shim. The daemon
-/// never commits the transaction that contains this table.
+/// Name of the table with which the daemon tests whether the kernel supports the shim. No
+/// transaction with this table is ever committed.
 pub(crate) const PROBE: &str = "kube-proxy-ipvs-probe";

@@ -1,5 +1,5 @@
-//! The real kernel, for one IP family: IPVS over generic netlink, addresses over rtnetlink, and the
-//! shim. The shim uses ipset and iptables, or nftables.
+//! Access to the real kernel for one IP family: IPVS over generic netlink, addresses over
+//! rtnetlink, and the shim in iptables and ipset or in nftables.
 //!
 //! ```text
 //!   NetlinkKernel ─┬─ Servers ── generic netlink ── virtual servers and destinations
@@ -13,13 +13,13 @@
 //!
 //! - **Threads**: calls block while the kernel works, so they run on a separate thread
 //!   ([`netlink_batch::Worker`]).
-//! - **Network namespace**: all sockets belong to the network namespace of the thread that opened
-//!   them.
-//! - **Dumps**: each dump opens new sockets, because a reloaded kernel module has another netlink
-//!   family number, and a failed socket cannot be reused.
-//! - **Batches**: adjacent writes of one kind are sent together.
-//! - **Refusals**: each refusal becomes a message with advice. The meaning of an error number
-//!   depends on the write. The meanings were observed on Linux 6.1.
+//! - **Network namespace**: each socket belongs to the network namespace of the thread that opened
+//!   it.
+//! - **Dumps**: each dump opens a new socket, because a reloaded kernel module has another netlink
+//!   family number, and a failed socket is of no more use.
+//! - **Batches**: adjacent writes of the same kind are sent together.
+//! - **Refusals**: each refusal becomes a message with advice. An error number has a different
+//!   meaning for each write, as observed on Linux 6.1.
 
 mod addresses;
 mod carrier;
@@ -64,9 +64,9 @@ pub use scheduler::{foresee_scheduler, probe_scheduler};
 use servers::Servers;
 use sets::Sets;
 
-/// Aliases of the kernel modules that are loaded at the start
-/// ([`iptables::Iptables::choose_loading`]). Usually only IPVS mode uses these modules. Other code
-/// loads `ip_vs` and the scheduler's module. The kernel itself loads the modules for rarer rules.
+/// Aliases of kernel modules to load at the start ([`iptables::Iptables::choose_loading`]), because
+/// mostly only IPVS mode needs them. Other code loads `ip_vs` and the scheduler. The kernel itself
+/// loads the modules of rarer rules.
 pub const MODULES: [&str; 6] = [
     "ipt_set",
     "ip_set_hash:ip",
@@ -76,13 +76,13 @@ pub const MODULES: [&str; 6] = [
     "ip_set_bitmap:port",
 ];
 
-/// Access to the kernel for one IP family. Opens each kernel interface at its first use, because a
-/// worker thread (lane) uses only one or two interfaces.
+/// Access to the kernel for one IP family. It opens each kernel interface at the first use, because
+/// a lane (worker thread) uses only one or two of them.
 #[derive(Debug)]
 pub struct NetlinkKernel {
     family: IpFamily,
     vip_mode: VipMode,
-    /// True if the node's own packets to service addresses must have a node address as their
+    /// True if packets from the node itself to service addresses must have a node address as
     /// source.
     has_node_source: bool,
     carrier: Carrier,
@@ -93,28 +93,27 @@ pub struct NetlinkKernel {
     sets: Option<Sets>,
     /// Access to our nftables table, if the shim is in nftables.
     native: Option<Native>,
-    /// Sockets of this process through which it changes nftables. The process gets no notification
-    /// of the changes that it makes through these sockets.
+    /// This process's sockets for changes to nftables, about which it wants no notifications.
     own: Arc<OwnSockets>,
     addresses: Option<Addresses>,
-    /// Leftovers outside the iptables backend in use, or `None` if some have not been read yet. The
-    /// proxy reads them only once, because no other kube-proxy runs on the node that could add
-    /// leftovers.
+    /// Leftovers outside the iptables backend in use, or `None` until all of them have been read.
+    /// One read suffices, because no other kube-proxy runs on this node to add leftovers.
     elsewhere: Option<BTreeMap<LeftoverPlace, Arc<Leftovers>>>,
-    /// True once the sets of the former shim were read.
+    /// True once the sets of the former shim have been read.
     has_looked_for_former_sets: bool,
-    /// Length, in characters, of the last output of `iptables-save`. This length predicts the
-    /// duration of a run of `iptables-restore`.
+    /// Length of the last `iptables-save` output, in bytes, from which the duration of
+    /// `iptables-restore` is estimated.
     saved: usize,
 }
 
 impl NetlinkKernel {
     /// Opens the sockets, and checks that the kernel has all required features. The first request
-    /// makes the kernel load IPVS. If the kernel fails to load IPVS, runs `modprobe ip_vs` once.
+    /// makes the kernel load IPVS. If it does not, this runs `modprobe ip_vs` once.
     ///
     /// # Errors
     ///
-    /// Names the missing feature (IPVS, ipset, rtnetlink, iptables), the reason, and the next step.
+    /// Names the missing feature (IPVS, ipset, rtnetlink or iptables), the reason and the next
+    /// step.
     pub fn open(family: IpFamily, carrier: impl Into<Carrier>) -> Result<Self, OpenError> {
         let mut kernel = Self::lazy(family, carrier);
         kernel.servers = Some(open_loading(family)?);
@@ -126,7 +125,7 @@ impl NetlinkKernel {
         Ok(kernel)
     }
 
-    /// Opens the sockets for reads only, without testing whether iptables can write. A read may
+    /// Opens the sockets for reading only, without a test whether iptables can write. A read may
     /// make the kernel load a module.
     ///
     /// # Errors
@@ -142,8 +141,8 @@ impl NetlinkKernel {
         Ok(kernel)
     }
 
-    /// Prepares the kernel access of a further worker thread (lane), after another worker thread
-    /// has opened all kernel interfaces. Opens no socket yet.
+    /// Prepares access for a further lane (worker thread), after the first has opened all kernel
+    /// interfaces. Opens no socket yet.
     pub fn lazy(family: IpFamily, carrier: impl Into<Carrier>) -> Self {
         Self {
             family,
@@ -171,8 +170,8 @@ impl NetlinkKernel {
         Ok(())
     }
 
-    /// Sets the method that makes service addresses local. The default is to add them to the link
-    /// as addresses.
+    /// Sets the way in which service addresses become local. The default is as addresses on the
+    /// link.
     #[must_use]
     pub fn with_vip_mode(mut self, vip_mode: VipMode) -> Self {
         self.vip_mode = vip_mode;
@@ -182,9 +181,8 @@ impl NetlinkKernel {
         self
     }
 
-    /// Sets whether the node's own packets to service addresses must have a node address as their
-    /// source. If so, our routes to service addresses contain this source address. The default is
-    /// no.
+    /// Sets whether the node's own packets to service addresses must have a node address as source.
+    /// If so, our routes to service addresses name this source. The default is no.
     #[must_use]
     pub fn with_node_source(mut self, has_node_source: bool) -> Self {
         self.has_node_source = has_node_source;
@@ -194,15 +192,15 @@ impl NetlinkKernel {
         self
     }
 
-    /// Sets the modes whose leftovers the proxy removes. The default is IPVS mode only.
+    /// Sets the modes whose leftovers the proxy removes. Without this call, only IPVS mode's.
     #[must_use]
     pub fn among(mut self, modes: Footprints) -> Self {
         self.modes = modes;
         self
     }
 
-    /// Adds this kernel's sockets to the list `own` of this process's sockets. Changes to nftables
-    /// through a listed socket cause no notification.
+    /// Adds the sockets of this instance to `own`, so that their changes to nftables cause no
+    /// notification.
     #[must_use]
     pub fn one_of(mut self, own: Arc<OwnSockets>) -> Self {
         self.own = own;
@@ -243,11 +241,11 @@ impl NetlinkKernel {
         Ok(self.addresses.insert(addresses))
     }
 
-    /// Returns other programs' sets that have the name of one of our sets, but another type.
+    /// Returns other programs' sets that have a name of ours, but another type.
     ///
     /// # Errors
     ///
-    /// Returns the reason and advice for the operator.
+    /// Fails if the kernel cannot be read: the error has the reason, and advice for the operator.
     pub fn sets_in_the_way(&mut self) -> Result<Vec<SetInTheWay>, Unreadable> {
         let unreadable = |error: &dyn fmt::Display| Unreadable::new(Part::Sets.name(), error);
         if self.carrier.is_nftables() {
@@ -259,17 +257,16 @@ impl NetlinkKernel {
         }
     }
 
-    /// Reads the rules before the first regular read. If the rules do not change until then, the
-    /// regular read starts no process. If this read fails, the regular read reports the error.
+    /// Reads the rules before the first regular read, which then starts no process if the rules
+    /// have not changed. If this read fails, the regular read reports the error.
     pub fn read_ahead(&mut self) {
         if let Carrier::Iptables(iptables) = &self.carrier {
             drop(iptables.save(self.family));
         }
     }
 
-    /// Returns the number of netlink messages that this instance has sent. The count of each
-    /// interface restarts when the interface is opened or dumped again. The number wraps around
-    /// after `u32::MAX`.
+    /// Returns the number of netlink messages that this instance has sent. The count of an
+    /// interface restarts when the interface is reopened, and the sum wraps around at `u32::MAX`.
     pub fn sent(&self) -> u32 {
         let servers = self.servers.as_ref().map_or(0, Servers::sent);
         let sets = self.sets.as_ref().map_or(0, Sets::sent);
@@ -283,18 +280,17 @@ impl NetlinkKernel {
     ///
     /// # Errors
     ///
-    /// Fails if the socket failed, or if the kernel refused the request (`EPERM`).
+    /// Fails if the socket fails, or if the kernel refuses the request (`EPERM`).
     pub fn timeouts(&mut self) -> Result<[Duration; 3], ipvs_netlink::Error> {
         self.servers()?.timeouts()
     }
 
-    /// Sets the timeouts of idle IPVS connections (`ipvsadm --set`) for both IP families in the
-    /// network namespace. The kernel counts in whole seconds. A zero argument keeps the present
-    /// timeout.
+    /// Sets the timeouts of idle IPVS connections (`ipvsadm --set`) for both IP families of the
+    /// network namespace, in whole seconds. A timeout of zero leaves the present value.
     ///
     /// # Errors
     ///
-    /// Returns `EINVAL` if a timeout is too large for the kernel. For all other errors, see
+    /// Fails with `EINVAL` if a timeout is too large for the kernel, and for the reasons of
     /// [`timeouts`](Self::timeouts).
     pub fn set_timeouts(
         &mut self,
@@ -394,7 +390,7 @@ impl NetlinkKernel {
         }
     }
 
-    /// Returns other modes' leftovers. `saved` is the output of `iptables-save`.
+    /// Returns other modes' leftovers. `saved` is the output of `iptables-save`, if it was read.
     fn leftovers(&mut self, saved: Option<&str>) -> BTreeMap<LeftoverPlace, Arc<Leftovers>> {
         let mut known = self.elsewhere.take();
         let mut leftovers = until_known(&mut known, || self.former().find());
@@ -408,7 +404,7 @@ impl NetlinkKernel {
         leftovers
     }
 
-    /// Returns the members of the former shim's sets, as an earlier run left them.
+    /// Returns the members that an earlier run left in the former shim's sets.
     fn former_sets(&mut self) -> Result<BTreeMap<Set, BTreeSet<Member>>, Unreadable> {
         if self.has_looked_for_former_sets {
             return Ok(BTreeMap::new());
@@ -420,7 +416,7 @@ impl NetlinkKernel {
     }
 }
 
-/// Kind of a write. Adjacent writes of one kind can be sent together.
+/// Kind of a write. Adjacent writes of the same kind can be sent together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Link,

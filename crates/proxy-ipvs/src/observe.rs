@@ -1,4 +1,4 @@
-//! Copies the kernel's dumps into the tables, and records changes that other programs made.
+//! Copies dumps of the kernel into the tables, and reports other programs' changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -43,8 +43,7 @@ impl Ipvs {
         }
         tables.foreign.found(others);
         self.recognize(state);
-        // Aborts the running drift check, because it compares the kernel with the old content of
-        // the tables.
+        // Aborts the running drift check, because its comparison began with the old tables.
         self.drifts.abort();
     }
 
@@ -62,11 +61,11 @@ impl Ipvs {
         let believed = sets.iter_actual();
         let believed: BTreeMap<Set, u32> = believed.map(|(set, size)| (*set, *size)).collect();
         for set in sets.observe(sizes) {
-            // The kernel may make a set larger than requested: a bitmap has room for every port.
+            // A larger set than requested is no drift: a bitmap has room for every port.
             if was_known && sets.actual(&set) < believed.get(&set) {
                 if state.config.shim.is_native() {
-                    // Reads the rules again, because another program may have changed both sets and
-                    // rules: they are in the same nftables table.
+                    // Another program may have changed sets and rules together, because they share
+                    // one nftables table.
                     state.ask(Part::Rules);
                 }
                 let name = || set.name(state.node.family);
@@ -115,8 +114,8 @@ impl Ipvs {
                 let name = || "kube-ipvs0".to_owned();
                 state.news.drifted(state.now, "link", name);
             }
-            // If this process set the link down, the kernel removed some addresses. Their absence
-            // is then no change by another program.
+            // If this process set the link down, the kernel has removed addresses, which is no
+            // drift.
             if !self.link.was_read() {
                 for address in changed {
                     tell_address(state, &self.tables, address);
@@ -133,8 +132,8 @@ impl Ipvs {
         let before = table.actual(&()).cloned();
         let there = (!rules.is_empty()).then(|| ((), Arc::new(rules)));
         let is_other = !table.observe(there).is_empty();
-        // After a refused restore, the kernel may have some of its rules. So differences are then
-        // no changes by another program.
+        // A refused restore may have changed some rules. So after a failed write, differences are
+        // no drift.
         if was_known && is_other && !table.is_failing(&()) {
             let there = table.actual(&()).cloned().unwrap_or_default();
             for line in there.changes_since(&before.unwrap_or_default()) {
@@ -142,7 +141,7 @@ impl Ipvs {
                 let kind = if is_chain { "chain" } else { "rule" };
                 state.news.drifted(state.now, kind, || line);
             }
-            // Reads the sets again: a program that flushes the rules may remove the sets next.
+            // A program that flushes rules may remove sets next.
             state.ask(Part::Sets);
         }
         self.tables.leftovers.observe(leftovers);
@@ -152,10 +151,10 @@ impl Ipvs {
         self.cover.refresh(&self.tables, rules_in_flight(state));
     }
 
-    /// Updates the addresses of the node's other interfaces. Compiles two groups of Services again:
+    /// Updates the addresses of the node's other interfaces, and recompiles:
     ///
-    /// - Services with NodePorts, if the addresses that serve NodePorts changed.
-    /// - Services with an address that an interface gained or lost.
+    /// - Services with NodePorts, if the addresses that serve NodePorts changed
+    /// - Services with an address that an interface gained or lost
     fn take_interface_addresses(
         &mut self,
         state: &mut State,
@@ -188,19 +187,19 @@ impl Ipvs {
         self.update_before_told(state, model, &names);
     }
 
-    /// Recompiles these Services now, before the engine reports their changes. The model may
-    /// already contain these changes.
+    /// Recompiles these Services before the engine reports their changes, which the model may
+    /// already contain.
     fn update_before_told(&mut self, state: &mut State, model: &Model, names: &[NamespacedName]) {
         let mut had = self.claims.servers_of(names, &self.tables);
         had.extend(self.compute(state, model, names));
         self.hand_on(state, model, names, had);
     }
 
-    /// Recompiles the Services that may now own a released virtual server or its address. So a
-    /// single plan moves the virtual server to its new owner, without a removal in between.
+    /// Recompiles the Services that may now own a released virtual server or address. So one plan
+    /// moves a virtual server to its new owner, and does not remove it in between.
     ///
-    /// - `had`: virtual servers that Services had before the change.
-    /// - `done`: Services that are already up to date.
+    /// - `had`: virtual servers that Services claimed before the change
+    /// - `done`: Services that are already compiled
     pub(crate) fn hand_on(
         &mut self,
         state: &mut State,
@@ -254,8 +253,7 @@ impl Ipvs {
             self.recognize(state);
             let marked = self.tables.members(Set::LocalMark).iter_actual();
             let marked = marked.map(|(member, ())| *member);
-            // Puts marks from our current sets after marks from the sets of an earlier shim,
-            // because a later mark of an address replaces an earlier mark.
+            // Marks from our current sets come last, because for each address the last mark counts.
             let all = former_marks.into_iter().chain(marked);
             let all = all.filter_map(|of| Some((Set::LocalMark.service_address(&of)?, of)));
             let all: HashMap<_, _> = all.collect();
@@ -263,10 +261,9 @@ impl Ipvs {
         }
     }
 
-    /// Adopts a foreign virtual server that a Service wants. The virtual server must have the
-    /// ownership flag, or be one that a kube-proxy could have created for this Service. The first
-    /// dump may have missed this virtual server, or other evidence of ownership may be lost.
-    /// Reports all other wanted virtual servers as foreign.
+    /// Adopts each foreign virtual server that a Service wants and that has the ownership flag, or
+    /// destinations like the Service's. (The first dump may have missed it, or other evidence may
+    /// be lost.) Reports all other wanted virtual servers as foreign.
     pub(crate) fn recognize(&mut self, state: &mut State) {
         let tables = &mut self.tables;
         if tables.foreign.is_empty() {
@@ -291,7 +288,7 @@ impl Ipvs {
         }
     }
 
-    /// Recompiles Services at whose addresses or packet marks another program created or removed a
+    /// Recompiles the Services at whose addresses or marks another program created or removed a
     /// virtual server.
     pub(crate) fn follow_foreign(&mut self, state: &mut State, model: &Model) {
         let changed = self.tables.foreign.take_changed();
@@ -320,8 +317,8 @@ impl Ipvs {
         self.update_before_told(state, model, &names);
     }
 
-    /// Recompiles Services that request or need a scheduler, after the proxy has learned whether
-    /// the kernel has the scheduler.
+    /// Recompiles the Services that request or need a scheduler about which the kernel has
+    /// responded.
     pub(crate) fn follow_schedulers(&mut self, state: &mut State, model: &Model) {
         if !self.schedulers.has_news() {
             return;
@@ -352,8 +349,8 @@ impl Ipvs {
         self.update_before_told(state, model, &names);
     }
 
-    /// Recompiles Services that need a packet mark, once the free marks are known or a mark has
-    /// become free.
+    /// Recompiles the Services that need a firewall mark, once the free marks are known or a mark
+    /// has become free.
     pub(crate) fn follow_marks(&mut self, state: &mut State, model: &Model) {
         let heirs = self.claims.marks.take_heirs();
         let names: Vec<NamespacedName> = if self.claims.marks.take_news() {
@@ -386,20 +383,18 @@ impl Ipvs {
     }
 }
 
-/// Virtual servers and addresses whose owner may change: all Services released them, or another
-/// program created or removed a virtual server there.
+/// Virtual servers and addresses that may get another owner, because Services released them, or
+/// because another program created or removed a virtual server there.
 #[derive(Default)]
 struct Free {
-    /// Addresses of the virtual servers whose owner may change, by protocol and port.
+    /// Addresses of these virtual servers, by protocol and port.
     at: HashMap<(Protocol, u16), Vec<IpAddr>>,
-    /// Addresses of these virtual servers that Services at any port may now bind or unbind. If
-    /// Services released the virtual servers, omits addresses that a Service still wants on the
-    /// link.
+    /// Addresses that a Service may now bind or unbind at any port. After a release, this omits
+    /// addresses that a Service still wants on the link.
     addresses: HashSet<IpAddr>,
 }
 
-/// Returns true if a Service may claim one of the virtual servers or addresses in `free`, even if
-/// another Service owns it.
+/// Returns true if a Service may claim one of the virtual servers or addresses in `free`.
 fn may_have(service: &Service, free: &Free) -> bool {
     let external = service.external_ips.iter().chain(&service.ingress_ips);
     let mut addresses = service.cluster_ips.iter().chain(external);

@@ -1,4 +1,4 @@
-//! Plans: lists of writes, in order, and their outcomes.
+//! Plans: ordered lists of writes, and the outcome of each write.
 //!
 //! A [`Plan`] is data: it can be printed, counted and tested. Only a
 //! [`Kernel`](crate::kernel::Kernel) executes it.
@@ -21,11 +21,11 @@ use crate::sets::{Member, Set};
 /// One write to the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
-    /// Creates the dummy link `kube-ipvs0`. The link stays down unless IPv6 routes need a link that
-    /// is up.
+    /// Creates the dummy link `kube-ipvs0`. It stays down, unless service addresses are IPv6
+    /// routes.
     CreateLink,
-    /// Creates a set with room for this number of members. If a smaller set exists, replaces it
-    /// with a larger set and keeps the members.
+    /// Creates a set with room for this number of members, or replaces a smaller set by a larger
+    /// one with the same members.
     CreateSet(Set, u32),
     /// Removes an empty set that no rule matches.
     RemoveSet(Set),
@@ -33,10 +33,10 @@ pub enum Op {
     AddMember(Set, Member),
     /// Removes a member from a set.
     RemoveMember(Set, Member),
-    /// Replaces a member, the first of the two, by the second member in one step. Both have the same
-    /// address and port, and different marks.
+    /// Replaces the first member by the second in one step. Both have the same address and port,
+    /// but different marks.
     ReplaceMember(Set, Member, Member),
-    /// Changes the shim (the rules beside IPVS) from `installed` to `wanted`, with one run of
+    /// Turns the shim (the rules beside IPVS) from `installed` into `wanted`, with one
     /// `iptables-restore` or one nftables transaction.
     WriteRules {
         /// Rules after the write.
@@ -46,38 +46,37 @@ pub enum Op {
     },
     /// Adds a virtual server without destinations.
     AddServer(VirtualServerKey, Properties),
-    /// Changes scheduler, flags or timeout of a virtual server. The virtual server keeps its
-    /// connections and destinations.
+    /// Changes scheduler, flags or timeout of a virtual server, which keeps its connections and
+    /// destinations.
     SetServer(VirtualServerKey, Properties),
     /// Removes a virtual server with its destinations.
     RemoveServer(VirtualServerKey),
     /// Adds a destination to a virtual server.
     AddDestination(VirtualServerKey, RealServer),
-    /// Changes weight or connection thresholds of a destination. The destination keeps its
-    /// connections.
+    /// Changes weight or connection thresholds of a destination, which keeps its connections.
     SetDestination(VirtualServerKey, RealServer),
     /// Removes a destination from a virtual server.
     RemoveDestination(VirtualServerKey, Target),
-    /// Binds a service address to `kube-ipvs0`: adds an address or a route with the full prefix
-    /// length, depending on `--ipvs-vip-mode`.
+    /// Makes a service address local on `kube-ipvs0`, as an address or a host route
+    /// (`--ipvs-vip-mode`).
     BindAddress(IpAddr),
-    /// Unbinds a service address from `kube-ipvs0`, if a run with the current `--ipvs-vip-mode`
-    /// bound it.
+    /// Removes a service address from `kube-ipvs0`, if it is bound in the form of the current
+    /// `--ipvs-vip-mode`.
     UnbindAddress(IpAddr),
-    /// Unbinds a service address from `kube-ipvs0`, if an earlier run with another
-    /// `--ipvs-vip-mode` bound it.
+    /// Removes a service address from `kube-ipvs0`, if it is bound in the form of another
+    /// `--ipvs-vip-mode`, by an earlier run.
     UnbindOtherwise(IpAddr),
-    /// Makes all addresses of a network local, with a single route on `kube-ipvs0`.
+    /// Makes a network local with a single route on `kube-ipvs0`.
     BindRange(IpNet),
-    /// Removes the route that makes a network local from `kube-ipvs0`.
+    /// Removes a network's local route from `kube-ipvs0`.
     UnbindRange(IpNet),
-    /// Removes leftovers of another mode, of another shim, or in an iptables backend that is not in
-    /// use. Needs at most one run of `iptables-restore`.
+    /// Removes leftovers of another mode, of another shim, or of another iptables backend, with at
+    /// most one `iptables-restore`.
     RemoveLeftovers(LeftoverPlace, Arc<Leftovers>),
 }
 
 impl Op {
-    /// Returns the part of the kernel's state that the write changes.
+    /// Returns the part of the kernel's state that contains the written entry.
     pub fn part(&self) -> Part {
         match self {
             Self::CreateSet(..)
@@ -101,7 +100,7 @@ impl Op {
         }
     }
 
-    /// Returns the kind of the entry that the write changes, for counters.
+    /// Returns the kind of the written entry, for counters.
     pub fn subject(&self) -> EntryKind {
         match self {
             Self::CreateLink => EntryKind::Link,
@@ -125,7 +124,8 @@ impl Op {
         }
     }
 
-    /// Returns the virtual server that the write changes or whose destination it changes, if any.
+    /// Returns the virtual server that the write changes, directly or through one of its
+    /// destinations.
     pub fn server(&self) -> Option<&VirtualServerKey> {
         match self {
             Self::AddServer(key, _)
@@ -159,7 +159,7 @@ impl Op {
     }
 }
 
-/// Describes the write with IPv4's set names. For other IP families, see [`Op::words`].
+/// Formats the write with IPv4's set names. For another IP family, use [`Op::words`].
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -231,7 +231,7 @@ impl fmt::Display for TargetText {
     }
 }
 
-/// Writes that one lane (worker thread) executes in order.
+/// Writes for one lane (worker thread), in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
     /// Writes in the order of execution.
@@ -260,11 +260,11 @@ impl fmt::Display for Plan {
 /// Outcome of one write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// The kernel has the wanted state. Also the outcome of removing a missing entry.
+    /// The kernel has the wanted state. Removing a missing entry has this outcome, too.
     Done,
     /// The kernel refused the write.
     Refused {
-        /// Reason for the refusal in words, with the next step for the operator.
+        /// Reason for the refusal, and advice for the operator.
         reason: String,
         /// Cause of the refusal: the entry, the node, a scheduler, or wrong tables.
         fault: Fault,
@@ -276,14 +276,13 @@ pub enum Outcome {
 /// Cause of the kernel's refusal of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// The entry is invalid, or this kernel does not support it. The kernel still accepts writes of
-    /// other entries.
+    /// The entry is invalid, or this kernel does not support it. Other entries are not affected.
     Entry,
-    /// The kernel or this node has a problem that affects writes of other entries, too.
+    /// The kernel or the node has a problem, which also affects other entries.
     Node,
-    /// The kernel lacks the scheduler of the virtual server.
+    /// The kernel lacks the virtual server's scheduler.
     Scheduler,
-    /// The proxy's tables were wrong: the kernel unexpectedly has or lacks an entry. The proxy must
+    /// The proxy's tables are wrong: the kernel unexpectedly has or lacks an entry. The proxy must
     /// read the kernel's state again.
     Belief,
 }

@@ -1,7 +1,7 @@
-//! Planner: computes the next plan of each lane from the tables. Pure.
+//! Computes the next plan of each lane (worker thread) from the tables. Pure: no clock, no I/O.
 //!
-//! Three lanes (worker threads) write to the kernel in parallel. An entry that depends on an entry
-//! of another lane waits, while its own lane continues with further entries:
+//! Three lanes write to the kernel in parallel. An entry that needs another lane's entry waits,
+//! while its own lane continues with other entries:
 //!
 //! ```text
 //!   services    1. sets ─▶ members ─▶ virtual servers ─▶ destinations
@@ -11,20 +11,19 @@
 //!   rules       the shim (once its sets exist) ─▶ leftovers of other modes
 //! ```
 //!
-//! - The lane for services takes turns: additions and changes (1), removals (2), removals of
+//! - The lane `services` takes turns: additions and changes (1), removals (2), and removals of
 //!   ownership evidence (3).
-//! - Changes to a virtual server that serves do not wait for rules. The exception is a Service that
-//!   gets an fwmark virtual server (`--ipvs-semantics=exact`).
-//! - A new virtual server waits for the rules that match its packets. Without these rules,
-//!   endpoints on other nodes would reply directly to outside clients, which would drop these
-//!   replies. Source ranges would not apply, either.
-//! - Virtual servers at cluster IPs mostly need no rules, so they wait only briefly at the start
+//! - A virtual server that already serves does not wait for rules, unless its Service gets an
+//!   fwmark virtual server (`--ipvs-semantics=exact`).
+//! - A new virtual server waits for the rules that match its packets. Without them, endpoints on
+//!   other nodes would reply directly to outside clients, which drop such replies, and source
+//!   ranges would not apply.
+//! - Virtual servers at cluster IPs mostly need no rules, so they wait only briefly, at the start
 //!   ([`Cover`]).
-//! - Rules of iptables mode match packets before IPVS does, and the shim replaces these rules. So
-//!   the planner writes the shim only after all other entries that serve packets.
-//! - After a change of `--ipvs-shim` has moved the shim to nftables, the old rules stay until the
-//!   new sets are filled. The old rules do not know new virtual servers, so new virtual servers
-//!   wait for the new rules.
+//! - iptables mode's rules match packets before IPVS does, and the shim replaces them. So the
+//!   planner writes the shim only after all entries that serve packets.
+//! - After a change of `--ipvs-shim` to nftables, the old rules stay until the new sets are filled.
+//!   The old rules do not match new virtual servers, which therefore wait for the new rules.
 //! - Rules that match a set for the first time wait while the set has obsolete members: members
 //!   that drop packets, and marks that the next plan replaces.
 
@@ -48,21 +47,21 @@ use remove::{forget, remove};
 pub(crate) use rules::rules;
 pub(crate) use situation::Situation;
 
-/// Kind of plan for the worker thread that writes virtual servers and sets. The kinds take turns.
+/// Kind of a plan for virtual servers and sets. The three kinds take turns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
     /// Plan that adds and changes virtual servers, destinations and set members.
     Make,
     /// Plan that removes virtual servers and destinations.
     Break,
-    /// Plan that removes set members that proved ownership of removed virtual servers. It also
-    /// removes sets that only the other value of `--ipvs-semantics` uses.
+    /// Plan that removes set members that proved ownership of removed virtual servers, and then the
+    /// sets that only the other `--ipvs-semantics` uses.
     Forget,
 }
 
 impl Turn {
-    /// Returns the three turns in the order in which the planner tries them after `last`. In this
-    /// order, each kind of plan gets its share of the writes.
+    /// Returns the kinds of plans in the order in which the planner tries them after `last`, so
+    /// that each kind gets its share of the writes.
     pub(crate) fn after(last: Option<Self>) -> [Self; 3] {
         match last {
             None | Some(Self::Forget) => [Self::Make, Self::Break, Self::Forget],
@@ -72,16 +71,16 @@ impl Turn {
     }
 }
 
-/// State, between two plans, of the worker thread (lane) that writes virtual servers and sets.
+/// State that the planner of virtual servers and sets keeps between two plans.
 #[derive(Debug)]
 pub(crate) struct Turns {
-    /// Budget of each kind of plan. Removals have their own budget, because the kernel removes a
-    /// destination more slowly than it adds one.
+    /// Budget of each kind of plan, in writes. Removals have their own, because the kernel removes
+    /// a destination more slowly than it adds one.
     budgets: [Budget; 3],
-    /// Kind of the last plan, or `None` if the planner found nothing to write afterwards.
+    /// Kind of the last plan, or `None` if nothing was left to write.
     last: Option<Turn>,
-    /// Virtual server at which the last plan of additions exhausted its budget, or `None` if that
-    /// plan was shorter. The next plan of additions begins after this virtual server.
+    /// Virtual server with which the last plan of additions used up its budget, or `None` if it did
+    /// not. The next plan of additions begins after it.
     last_server: Option<VirtualServerKey>,
 }
 
@@ -95,7 +94,7 @@ impl Default for Turns {
     }
 }
 
-/// Room that a plan leaves for a query to the kernel, which follows the plan in the same step.
+/// Room that a plan leaves for a query to the kernel in the same step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PlanRoom {
     Some,
@@ -103,8 +102,8 @@ pub(crate) enum PlanRoom {
 }
 
 impl Turns {
-    /// Returns the next plan for virtual servers, destinations and sets. The plan leaves room for a
-    /// query if it adds or changes entries and does not exhaust its budget.
+    /// Returns the next plan for virtual servers, destinations and sets. It leaves room for a query
+    /// if it adds or changes entries within its budget.
     pub(crate) fn services(
         &mut self,
         tables: &Tables,
@@ -146,7 +145,7 @@ impl Turns {
         }
     }
 
-    /// Adjusts the budget for the kind of the last plan to the time that the plan's writes took.
+    /// Adjusts the budget of the last plan's kind to the time that its writes took.
     pub(crate) fn took(&mut self, ops: usize, took: Duration, tables: &Tables) {
         if let Some(turn) = self.last {
             *self.budget(turn) = Budget::after(ops, took, tables.servers.pending_len());

@@ -1,4 +1,4 @@
-//! IPVS mode for one IP family, as a scheme that the [`engine`] runs.
+//! IPVS mode for one IP family, as a scheme for the [`engine`].
 //!
 //! ```text
 //!   update ─▶ Claims ─▶ Tables ─planner─▶ three lanes for writes, one for reads
@@ -7,8 +7,8 @@
 //! ```
 //!
 //! A lane is a worker thread that accesses the kernel. The first lane writes virtual servers and
-//! sets, the second writes addresses, and the third writes rules. An entry waits only if it needs
-//! an entry of another lane ([`planner`]).
+//! sets, the second addresses, the third rules. An entry waits only if it needs an entry of another
+//! lane ([`planner`]).
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -40,53 +40,53 @@ use crate::server::{RealServer, VirtualServerKey};
 use crate::tables::{FormerRules, Tables};
 use crate::takeover::OwnershipEvidence;
 
-/// Minimum number of changed Services from which the tables reserve memory in advance.
+/// Number of changed Services from which the proxy reserves memory for them in advance.
 const MANY: usize = 1_000;
 
-/// Minimum number of writes in a plan after which the process returns unused memory to the system.
+/// Number of writes in a plan after which the process returns unused memory to the system.
 const MANY_WRITES: usize = 1_000;
 
-/// The IPVS mode for one IP family.
+/// IPVS mode for one IP family.
 pub type Proxier<K> = Engine<Ipvs, K>;
 
-/// Lanes (worker threads) of IPVS mode: [services, addresses, rules, and reader](Lane).
+/// The lanes (worker threads) of IPVS mode: [services, addresses, rules, and reader](Lane).
 pub type Lanes<K> = engine::Lanes<Ipvs, K>;
 
-/// State of the IPVS mode: wanted entries, known entries, and pending work.
+/// State of IPVS mode: the entries that Services want, the entries in the kernel, and the pending
+/// work.
 pub struct Ipvs {
     pub(crate) node_ports: NodePortAddresses,
     pub(crate) claims: Claims,
     pub(crate) tables: Tables,
-    /// Evidence that shows who created the virtual servers that existed at the start. `None` once
-    /// the proxy has adopted its own virtual servers.
+    /// Evidence of who created the virtual servers that existed at the start. `None` once the proxy
+    /// has adopted those of a kube-proxy.
     pub(crate) takeover: Option<OwnershipEvidence>,
     pub(crate) link: Link,
     /// Ranges of service addresses: networks that local routes make local.
     pub(crate) ranges: Ranges,
-    /// Inputs, other than the tables, from which the ranges were computed. `None` if the ranges
-    /// must be recomputed because the tables have changed.
+    /// Inputs of the ranges besides the tables, or `None` if the ranges must be recomputed because
+    /// the tables have changed.
     pub(crate) range_ground: Option<RangeGround>,
-    /// Service networks that get no range, as the log last reported them.
+    /// ServiceCIDRs without a range, as last logged.
     pub(crate) skipped_ranges: Vec<SkippedRange>,
     pub(crate) cover: Cover,
     turns: Turns,
     pub(crate) drifts: Drifts,
-    /// Limit on how often kernel notifications make the proxy compare its nftables table with the
-    /// kernel.
+    /// Limit on how often notifications make the proxy compare its nftables table with the
+    /// kernel's.
     pace: Pace,
     pub(crate) schedulers: Schedulers,
 }
 
 impl Ipvs {
-    /// Requests a comparison of rules and sets, because both are in the same nftables table.
+    /// Requests a read of rules and sets, because they share one nftables table.
     fn compare_table(&mut self, state: &mut State) {
         state.ask(Part::Rules);
         self.drifts.ask();
     }
 
-    /// Returns true if an earlier run's rules must stay because the proxy does not know all
-    /// Kubernetes objects. Only an operator can repair unreadable objects, so a restart of the
-    /// proxy would not help.
+    /// Returns true if an earlier run's rules must stay, because some Kubernetes objects are
+    /// unreadable. A restart would not help, only an operator.
     fn leaves_rules(&self) -> bool {
         !self.claims.may_delete && self.tables.former_rules() != FormerRules::None
     }
@@ -119,8 +119,7 @@ impl Ipvs {
                 query: drains.or_else(glance),
             };
         };
-        // Also makes the proxy query the connections of the destinations that this plan begins to
-        // drain.
+        // Queries the connections of the destinations that begin to drain with this plan.
         for op in &plan.ops {
             if let Op::SetDestination(key, RealServer { weight: 0, .. }) = op {
                 self.claims.drains.ask(key);
@@ -136,10 +135,10 @@ impl Ipvs {
         }
     }
 
-    /// Returns the next query for the read-only worker thread, if any.
+    /// Returns the next query for the read-only worker thread.
     fn next_question(&mut self, state: &State) -> Option<Query> {
-        // Waits until the virtual servers are known: if an existing virtual server uses the
-        // scheduler, no query is necessary.
+        // Waits until the virtual servers are known, because a scheduler that one of them uses
+        // needs no query.
         if state.knows(Part::Servers)
             && let Some(scheduler) = self.schedulers.next()
         {
@@ -148,14 +147,13 @@ impl Ipvs {
         self.drifts.begin().then_some(Query::All)
     }
 
-    /// Returns the virtual servers whose draining destinations must be queried now, if any.
+    /// Returns the virtual servers whose draining destinations must be queried now.
     fn drains_due(&mut self, now: Instant) -> Option<Vec<VirtualServerKey>> {
         if !self.claims.may_delete {
             return None;
         }
         let mut keys = self.claims.drains.take_due(now);
-        // Skips unwanted virtual servers: the kernel removes them together with their draining
-        // destinations.
+        // Skips an unwanted virtual server, because the kernel removes its destinations with it.
         keys.retain(|key| {
             let is_wanted = self.tables.servers.wanted(key).is_some();
             if !is_wanted {
@@ -166,8 +164,8 @@ impl Ipvs {
         (!keys.is_empty()).then_some(keys)
     }
 
-    /// Ends drains according to the connections of the draining destinations. A destination is no
-    /// longer wanted once it has no connections or has reached its timeout.
+    /// Ends drains according to the number of open connections: a destination is unwanted once it
+    /// has none, or has reached its timeout.
     fn take_connections(
         &mut self,
         state: &mut State,
@@ -181,8 +179,8 @@ impl Ipvs {
             };
             let expired = self.claims.drains.expired(&key, state.now);
             let actual = self.tables.servers.actual(&key).cloned();
-            // A destination counts as draining only once the kernel has set its weight to 0. Until
-            // then, it can still get new connections.
+            // A destination drains only once the kernel has set its weight to 0. Until then, it can
+            // get new connections.
             let drains = |target| {
                 let server = actual.as_ref();
                 let real = server.and_then(|server| server.destination(target));
@@ -196,10 +194,10 @@ impl Ipvs {
         }
     }
 
-    /// Handles a notification about a removed service address. Returns true if the caller must read
-    /// all addresses.
+    /// Handles the kernel's notification that a service address was removed. Returns true if the
+    /// caller must read all addresses.
     fn lose(&mut self, state: &mut State, address: IpAddr) -> bool {
-        // If service addresses are routes, the address may still be local because of its route.
+        // If service addresses are routes, the address may still be local by its route.
         let is_address = state.config.vip_mode == VipMode::Address;
         match self.link.lose(address) {
             Loss::Own => return false,
@@ -214,9 +212,8 @@ impl Ipvs {
             self.tables.addresses.set_actual(&address, None);
             self.drifts.note_address(address);
         }
-        // Reads all addresses if a write or read of addresses is in progress: the write may have
-        // bound this address, or the read may have found it, and the result is not in the tables
-        // yet.
+        // While addresses are being written or read, the tables may lack this address although the
+        // kernel has it. So all addresses must be read again.
         state.is_writing(Lane::Addresses) || state.look(Part::Addresses).is_awaited()
     }
 }
@@ -298,7 +295,7 @@ impl engine::Scheme for Ipvs {
         if self.claims.may_delete {
             self.claims.drains.told(named)
         } else {
-            // Reports no drains: while unwanted entries must stay, no drain can end.
+            // Until the proxy may remove entries, no drain can end, so none is reported.
             proxy::Drains::default()
         }
     }
@@ -331,8 +328,8 @@ impl engine::Scheme for Ipvs {
         };
         let services = extent.services(model, self.claims.services());
         let had = self.compute(state, model, &services);
-        // Also recompiles the Services that get the released virtual servers and addresses. Each of
-        // these Services may release others.
+        // Recompiles the Services that get the released virtual servers and addresses. They may
+        // release others in turn.
         self.hand_on(state, model, &services, had);
         self.recognize(state);
         self.follow_foreign(state, model);
@@ -352,8 +349,8 @@ impl engine::Scheme for Ipvs {
         match notice {
             Notice::ServiceAddressRemoved(address) => self.lose(state, *address),
             Notice::Ruleset => {
-                // A program that changed rules may also have changed the sets, because both are in
-                // the same table.
+                // The same program may have changed sets and rules, because they share one nftables
+                // table.
                 if state.config.shim.is_native() && self.pace.hears(state.now) {
                     self.compare_table(state);
                 }
@@ -364,8 +361,8 @@ impl engine::Scheme for Ipvs {
     }
 
     fn check(&mut self, state: &mut State) {
-        // Skips the read of rules if the proxy has read them during this period, for example after
-        // a refused write.
+        // Skips the rules if they were read during this period anyway, for example after a refused
+        // write.
         let period = state.config.sync_period;
         let period = period.saturating_sub(period / 8);
         let last_read = state.look(Part::Rules).last_known();
@@ -482,7 +479,7 @@ impl engine::Scheme for Ipvs {
         for part in doubted {
             state.doubt(part);
         }
-        // Some entries of this plan may have become unwanted while the plan was executed.
+        // While the worker thread wrote these entries, some of them may have become unwanted.
         let servers: HashSet<&VirtualServerKey> = plan.ops.iter().filter_map(Op::server).collect();
         for key in servers {
             if self.tables.servers.is_pending(key) {
@@ -506,9 +503,8 @@ impl engine::Scheme for Ipvs {
             _ => false,
         };
         if plan.ops.contains(&Op::CreateLink) || plan.ops.iter().any(serves_node_ports) {
-            // Reads the addresses again, for two reasons: setting a link down makes the kernel
-            // remove its IPv6 addresses, and a bound address within --nodeport-addresses serves
-            // NodePorts.
+            // Reads the addresses again, because a link that is set down loses its IPv6 addresses,
+            // and because a new address within --nodeport-addresses serves NodePorts.
             state.ask(Part::Addresses);
         }
         for (scheduler, reason) in lacking {

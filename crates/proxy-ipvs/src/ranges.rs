@@ -1,5 +1,5 @@
-//! Ranges of service addresses (`--ipvs-vip-mode=range`). A range is a network that a single local
-//! route makes local.
+//! Ranges of service addresses (`--ipvs-vip-mode=range`): networks that a single local route makes
+//! local.
 //!
 //! ```text
 //!   ServiceCIDRs, else the flag ─┐                       ┌─▶ routes: networks without exceptions
@@ -7,14 +7,14 @@
 //!   routes, API servers ─────────┘   exceptions          └─▶ compile: addresses without own route
 //! ```
 //!
-//! Exceptions are networks within a range that must keep their own routes. The proxy divides a
-//! range with exceptions into several local routes around these networks.
+//! Exceptions are networks within a range that must keep their own routes. The proxy splits a range
+//! with exceptions into several local routes around them.
 //!
-//! - A single route for the range, with `throw` routes for the exceptions, is not possible. Without
-//!   foreign routing rules, the kernel keeps the tables `local` and `main` in one trie
-//!   (`fib_trie_unmerge`). A `throw` route in this trie would end the whole look-up.
-//! - In this trie, a more specific route of table `main` has precedence over a range. So the
-//!   destinations of such routes are exceptions, too.
+//! - One route for the range with `throw` routes for the exceptions does not work. Without foreign
+//!   routing rules, the kernel keeps the tables `local` and `main` in one trie
+//!   (`fib_trie_unmerge`), and a `throw` route would end the whole look-up.
+//! - In this trie, a more specific route of table `main` wins over a range. So the destinations of
+//!   such routes are exceptions as well.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -22,54 +22,51 @@ use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 
-/// Maximum number of routes for all ranges. If more routes are needed, each service address gets a
-/// route of its own instead.
+/// Maximum number of routes for all ranges together. Above it, each service address gets its own
+/// route instead.
 const MOST_ROUTES: usize = 512;
 
-/// Minimum prefix lengths of ranges, for IPv4 and IPv6. A shorter prefix is probably an error: a
-/// local route for such a large network would cut the node off from other hosts.
+/// Shortest prefix lengths of a range, for IPv4 and IPv6. A shorter prefix is probably an error:
+/// its local route would cut the node off from other hosts.
 const SHORTEST: (u8, u8) = (8, 32);
 
 /// Networks that a range of service addresses must not make local.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Networks {
-    /// Networks of the node's interfaces except `kube-ipvs0`, and addresses of API servers. The
-    /// proxy adds no range for a service network that lies within one of them.
+    /// Networks of the node's interfaces except `kube-ipvs0`, and addresses of API servers. A
+    /// ServiceCIDR within one of them gets no range.
     pub of_interfaces: BTreeSet<IpNet>,
-    /// Destinations of routes in the table `main`. A service network may lie within such a
-    /// destination, because its range is more specific and has precedence.
+    /// Destinations of routes in the table `main`. A ServiceCIDR may lie within one, because its
+    /// range is more specific and wins.
     pub routed: BTreeSet<IpNet>,
 }
 
-/// Source address in the route of a range. The node's own packets to the range get this source
-/// address.
+/// Source address in a range's route, which the node's own packets to the range get.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RangeSource {
-    /// The source address that the proxy currently sets in routes.
+    /// The source address that the proxy sets at present.
     Current,
     /// Another source address: an earlier run set it, or the node's address has changed since.
     Former,
 }
 
-/// Networks of service addresses that local routes make local, and exceptions within these
-/// networks.
+/// Networks of service addresses that local routes cover, and exceptions within them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ranges {
-    /// Networks of service addresses. No network of this list lies within another one.
+    /// Networks of service addresses, none of which lies within another.
     pub nets: BTreeSet<IpNet>,
-    /// Networks inside of `nets` that our routes must not cover.
+    /// Networks within `nets` that our routes must not cover.
     pub except: BTreeSet<IpNet>,
 }
 
-/// Inputs from which the ranges are computed, in addition to the proxy's tables.
+/// Inputs of the ranges besides the proxy's tables.
 #[derive(PartialEq, Eq)]
 pub(crate) struct RangeGround {
     pub(crate) service_cidrs: Option<Vec<IpNet>>,
     pub(crate) api_servers: Vec<SocketAddr>,
 }
 
-/// A service network that gets no range. Each service address in this network gets a route of its
-/// own instead.
+/// A ServiceCIDR without a range. Each of its service addresses gets a route of its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SkippedRange {
     net: IpNet,
@@ -78,11 +75,11 @@ pub(crate) struct SkippedRange {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Reason {
-    /// The network is too large: its prefix is shorter than the allowed minimum.
+    /// The prefix is shorter than the allowed minimum, so the network is too large.
     Short,
-    /// The service network lies within this network of the node's interfaces or API servers.
+    /// The ServiceCIDR lies within this network of the node's interfaces or API servers.
     Within(IpNet),
-    /// The network would need too many routes around its exceptions.
+    /// The ranges would need too many routes around their exceptions.
     Scattered,
 }
 
@@ -111,8 +108,8 @@ impl fmt::Display for SkippedRange {
 }
 
 impl Ranges {
-    /// Returns the ranges for the service networks `nets`, with the networks in `others` as
-    /// exceptions. Also returns the service networks that get no range.
+    /// Returns the ranges of the ServiceCIDRs `nets`, with exceptions from `others`, and the
+    /// ServiceCIDRs that get no range.
     pub(crate) fn new(
         nets: impl IntoIterator<Item = IpNet>,
         others: &Networks,
@@ -152,15 +149,14 @@ impl Ranges {
         (ranges, skipped)
     }
 
-    /// Returns true if a range makes the address local, so that the address needs no route of its
-    /// own.
+    /// Returns true if a range makes the address local, so that it needs no route of its own.
     pub fn contains(&self, address: &IpAddr) -> bool {
         let has = |nets: &BTreeSet<IpNet>| nets.iter().any(|net| net.contains(address));
         has(&self.nets) && !has(&self.except)
     }
 
-    /// Returns the destinations of the local routes: the networks, divided so that no route covers
-    /// an exception.
+    /// Returns the destinations of the local routes, which together cover the networks without the
+    /// exceptions.
     pub fn routes(&self) -> Vec<IpNet> {
         let mut routes = Vec::new();
         let mut left: Vec<IpNet> = self.nets.iter().copied().collect();

@@ -1,8 +1,7 @@
-//! The installed shim: iptables chains with their rules and jumps, or the content of an nftables
-//! table.
+//! The shim's rules: iptables chains with rules and jumps, or the content of an nftables table.
 //!
-//! Rules of iptables are stored in the format of `iptables-save`. So the proxy can compare wanted
-//! rules with the kernel's rules as text.
+//! iptables rules are stored as lines of `iptables-save`, so the proxy compares wanted rules with
+//! the kernel's as text.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,13 +14,13 @@ use crate::sets::Set;
 
 pub use iptables::Table;
 
-/// Iptables tables of the shim (the rules beside IPVS), in the order of writing. The order matters,
-/// because the kernel replaces each table separately. Table mangle comes first: packets must have
-/// their mark before rules in table nat let them pass to IPVS.
+/// iptables tables of the shim (the rules beside IPVS), in the order of writing, because the kernel
+/// replaces each table separately. `mangle` is first: packets must have their mark before rules in
+/// `nat` let them pass to IPVS.
 const TABLES: [Table; 3] = [Table::Mangle, Table::Nat, Table::Filter];
 
-/// Chains of `--ipvs-semantics=exact` that packets pass before IPVS. The chains are in table
-/// mangle, because at hook output, table filter comes after IPVS.
+/// Chains of `--ipvs-semantics=exact` that packets pass before IPVS. They are in table mangle,
+/// because at hook output, table filter comes after IPVS.
 pub(crate) const BEFORE_IPVS: &str = "KUBE-IPVS-BEFORE";
 pub(crate) const OUT_BEFORE_IPVS: &str = "KUBE-IPVS-OUT-BEFORE";
 pub(crate) const EARLY_CHAINS: [(Table, &str); 2] = [
@@ -29,7 +28,7 @@ pub(crate) const EARLY_CHAINS: [(Table, &str); 2] = [
     (Table::Mangle, OUT_BEFORE_IPVS),
 ];
 
-/// All chains that a shim in iptables may have.
+/// All chains that an iptables shim may have.
 #[allow(
     clippy::indexing_slicing,
     reason = "the compiler evaluates the constant"
@@ -45,7 +44,7 @@ pub(crate) const ALL_CHAINS: [(Table, &str); 13] = {
     all
 };
 
-/// Our chains that upstream also has, in the order in which upstream creates them.
+/// Chains that upstream has as well, in upstream's order of creation.
 pub(crate) const CHAINS: [(Table, &str); 11] = [
     (Table::Nat, "KUBE-SERVICES"),
     (Table::Nat, "KUBE-POSTROUTING"),
@@ -60,9 +59,9 @@ pub(crate) const CHAINS: [(Table, &str); 11] = [
     (Table::Filter, "KUBE-IPVS-OUT-FILTER"),
 ];
 
-/// Jumps from the built-in chains to our chains. Some jumps exist only when needed. The proxy
-/// inserts each missing jump at the head of its built-in chain, in the order of this list. So in an
-/// empty chain, the last jump of this list becomes the first rule.
+/// Jumps from built-in chains to our chains; some exist only when needed. The proxy inserts each
+/// missing jump at the head of its built-in chain, in the order of this list. So in an empty chain,
+/// the last jump of this list becomes the first rule.
 pub(crate) const JUMPS: [Jump; 11] = {
     const fn jump(from: &'static str, to: &'static str, comment: &'static str) -> Jump {
         Jump::new(Table::Filter, from, to, comment)
@@ -86,7 +85,7 @@ pub(crate) const JUMPS: [Jump; 11] = {
     ]
 };
 
-/// Content of the shim for one IP family. For iptables: chains with rules, and jumps, as lines of
+/// The shim's rules for one IP family. For iptables: chains with rules, and jumps, as lines of
 /// `iptables-save`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rules {
@@ -94,18 +93,18 @@ pub struct Rules {
     pub(crate) chains: BTreeMap<(Table, String), Vec<String>>,
     /// Jumps from built-in chains to our chains.
     pub(crate) jumps: BTreeSet<(Table, String)>,
-    /// Content of our nftables table. Empty if the shim is in iptables.
+    /// Content of our nftables table, or empty if the shim is in iptables.
     native: Content,
 }
 
-/// Chains of a shim in iptables with their rules in order, and the jumps into these chains.
+/// Chains of an iptables shim with their rules in order, and the jumps into these chains.
 pub(crate) struct Chains {
     pub(crate) chains: Vec<(Table, &'static str, Vec<Rule>)>,
     pub(crate) jumps: Vec<&'static Jump>,
 }
 
 impl Rules {
-    /// Renders the chains of a shim in iptables as lines of `iptables-save`.
+    /// Renders an iptables shim as lines of `iptables-save`.
     pub(crate) fn in_iptables(of: &Chains) -> Self {
         let chains = of.chains.iter().map(|(table, name, chain)| {
             let lines = chain.iter().map(|rule| rule.line(name)).collect();
@@ -119,7 +118,7 @@ impl Rules {
         }
     }
 
-    /// Creates the rules of a shim in nftables from this content.
+    /// Returns the rules of an nftables shim with this content.
     pub(crate) fn in_nftables(native: Content) -> Self {
         Self {
             native,
@@ -127,7 +126,7 @@ impl Rules {
         }
     }
 
-    /// Returns the name of the rules' kernel interface: iptables or nftables.
+    /// Returns `iptables` or `nftables`, the kernel interface of these rules.
     pub(crate) fn carrier(&self) -> &'static str {
         if self.native.is_empty() {
             "iptables"
@@ -136,12 +135,12 @@ impl Rules {
         }
     }
 
-    /// Returns the content of our nftables table.
+    /// Returns the content of our nftables table, which is empty for an iptables shim.
     pub(crate) fn native(&self) -> &Content {
         &self.native
     }
 
-    /// Returns the sets that these wanted rules match, but the installed rules do not.
+    /// Returns the sets that these rules match, but the installed rules do not match.
     pub(crate) fn uncovered(&self, installed: &Self, family: IpFamily) -> BTreeSet<Set> {
         let missing = self.chains.iter().flat_map(|(chain, lines)| {
             let there = installed.chains.get(chain).map_or(&[][..], Vec::as_slice);
@@ -159,8 +158,8 @@ impl Rules {
             .collect()
     }
 
-    /// Parses the shim (our rules beside IPVS) from the output of `iptables-save` or
-    /// `ip6tables-save`. Ignores rules of other programs.
+    /// Parses the shim (the rules beside IPVS) from `iptables-save` or `ip6tables-save` output.
+    /// Ignores other programs' rules.
     pub fn parse(saved: &str) -> Self {
         let mut rules = Self::default();
         for (table, entry) in entries(saved) {
@@ -188,13 +187,12 @@ impl Rules {
         self.chains.is_empty() && self.jumps.is_empty() && self.native.is_empty()
     }
 
-    /// Renders the input of `iptables-restore --noflush` that changes the shim from `installed` to
-    /// these rules. Chains of other programs stay unchanged, because the input does not name them.
+    /// Renders the `iptables-restore --noflush` input that turns `installed` into these rules.
+    /// Other programs' chains stay, because the input does not name them.
     pub fn restore_text(&self, installed: &Self) -> String {
         restore_text(|restore| {
             for table in TABLES {
-                // Writes table mangle only if the wanted or the installed shim has chains in this
-                // table.
+                // Writes table mangle only if the wanted or the installed shim has chains in it.
                 let is_on_demand = table == Table::Mangle;
                 if is_on_demand && !self.has_chain_in(table) && !installed.has_chain_in(table) {
                     continue;
@@ -204,8 +202,7 @@ impl Rules {
                     chains.any(|(of, chain)| *of == table && chain == name)
                 };
                 restore.begin(table)?;
-                // Declares each chain, which empties the chain. The same transaction adds the
-                // chain's rules again.
+                // Declaring a chain empties it. The same transaction then adds its rules again.
                 let chains = ALL_CHAINS.iter().filter(|chain| chain.0 == table);
                 for (_, name) in chains.clone() {
                     if !is_on_demand || is_in(self, name) || is_in(installed, name) {
@@ -239,13 +236,12 @@ impl Rules {
         self.chains.keys().any(|(of, _)| *of == table)
     }
 
-    /// Lists the writes that change the shim from `installed` to these rules, for operators, one
-    /// per line.
+    /// Lists for operators, one per line, the writes that turn `installed` into these rules.
     pub fn differences(&self, installed: &Self) -> Vec<String> {
         self.compare(installed, &TO_DO)
     }
 
-    /// Lists the changes that another program has made since `before`, one per line.
+    /// Lists, one per line, what another program has changed since `before`.
     pub fn changes_since(&self, before: &Self) -> Vec<String> {
         self.compare(before, &DONE)
     }
@@ -286,14 +282,14 @@ impl Rules {
             .flat_map(|((table, _), lines)| lines.iter().map(|line| (*table, line.as_str())))
     }
 
-    /// Returns the number of rules in iptables or nftables, for reports.
+    /// Returns the number of rules.
     pub fn len(&self) -> usize {
         let chains = self.chains.values().map(Vec::len);
         chains.sum::<usize>() + self.jumps.len() + self.native.len()
     }
 }
 
-/// Verbs for a list of differences. The list describes planned writes or another program's changes.
+/// Verbs for a list of differences, which describes planned writes or another program's changes.
 struct Verbs {
     add: &'static str,
     remove: &'static str,
@@ -348,16 +344,16 @@ mod tests {
                     let pairs = words.windows(2);
                     pairs.filter_map(move |pair| (pair[0] == option).then_some(pair[1]))
                 };
-                // Skips names that the lists of modules need not contain: built-in targets, the
-                // match `physdev` for bridges, and our chains.
+                // Skips names that need no kernel module of our list: built-in targets, the bridge
+                // match `physdev`, and our chains.
                 let known = |name: &&str| {
                     !["ACCEPT", "DROP", "RETURN", "physdev"].contains(name)
                         && !name.starts_with("KUBE-")
                 };
                 let mut seen = 0;
                 for name in of("-m").chain(of("-j")).filter(known) {
-                    // Uses the match's name for a target, because xt_mark and xt_set provide both a
-                    // match and a target.
+                    // Writes the target's name as a match, because xt_mark and xt_set provide both
+                    // a match and a target.
                     let name = name.replace("MARK", "mark").replace("SET", "set");
                     let alias = format!("ipt_{name}");
                     let mut loaded = iptables::MODULES.iter().chain(&crate::MODULES);

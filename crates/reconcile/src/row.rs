@@ -1,45 +1,45 @@
-//! One row of a table: its claims and its actual value.
+//! One row of a table: the claims of one key, and its actual value.
 //!
-//! Nearly all rows have one claim, and their actual value is absent or equal to the wanted value. A
-//! table has tens of thousands of such rows. So these rows have a compact form that needs no
+//! A table has tens of thousands of rows. Nearly all of them have one claim, and an actual value
+//! that is absent or equal to the wanted value. A compact form stores these rows without an
 //! allocation.
 
 use std::mem;
 
-/// One row of a table: its claims and its actual value.
+/// One row of a table: the claims of one key, and its actual value.
 #[derive(Debug)]
 pub(crate) struct Row<V, O> {
     content: Content<V, O>,
-    /// Number of the epoch (time interval) in which the row became pending. The number is 0 for a
-    /// row that is not pending, or that the table excuses from counting as overdue.
+    /// Number of the epoch (time interval) in which the row became pending. It is 0 if the row is
+    /// not pending, or if the row does not count as overdue.
     pub(crate) since: u32,
     pub(crate) is_pending: bool,
-    /// True if the actual value equals the wanted value.
+    /// True if the kernel has the entry with the wanted value.
     has_wanted: bool,
 }
 
 #[derive(Debug)]
 enum Content<V, O> {
     One(O, V),
-    /// General form, for any other combination of claims and actual value.
+    /// Any other combination of claims and actual value, on the heap.
     Any(Box<GeneralContent<V, O>>),
 }
 
 #[derive(Debug)]
 struct GeneralContent<V, O> {
-    /// Pairs of an owner and the value that it claims, sorted by owner. The first value is wanted.
+    /// Claimed values with their owners, sorted by owner. The first value is wanted.
     claims: Vec<(O, V)>,
     /// Actual value, if it differs from the wanted value.
     other: Option<V>,
 }
 
 impl<V, O> Row<V, O> {
-    /// Creates a row with one claim and no actual value.
+    /// Creates a row with one claim and without an actual value.
     pub(crate) fn of_claim(owner: O, value: V) -> Self {
         Self::new(Content::One(owner, value))
     }
 
-    /// Creates a row with an actual value and no claim.
+    /// Creates a row with an actual value and without a claim.
     pub(crate) fn of_actual(actual: V) -> Self {
         Self::new(Content::Any(Box::new(GeneralContent {
             claims: Vec::new(),
@@ -64,7 +64,7 @@ impl<V, O> Row<V, O> {
         }
     }
 
-    /// Returns the actual value, or `None` if the entry is absent.
+    /// Returns the actual value, or `None` if the kernel does not have the entry.
     pub(crate) fn actual(&self) -> Option<&V> {
         match &self.content {
             _ if self.has_wanted => self.wanted(),
@@ -73,7 +73,7 @@ impl<V, O> Row<V, O> {
         }
     }
 
-    /// Returns the owners of all claims. The value of the first owner is wanted.
+    /// Returns the owners of all claims, sorted. The first owner's value is wanted.
     pub(crate) fn owners(&self) -> impl Iterator<Item = &O> {
         let (one, any) = match &self.content {
             Content::One(owner, _) => (Some(owner), &[][..]),
@@ -90,7 +90,7 @@ impl<V, O> Row<V, O> {
         }
     }
 
-    /// Returns all claims if the row has at least two. Otherwise returns none.
+    /// Returns all claims if the owners compete for the key, otherwise an empty slice.
     pub(crate) fn contest(&self) -> &[(O, V)] {
         match &self.content {
             Content::One(..) => &[],
@@ -104,7 +104,7 @@ impl<V: Clone + Eq, O: Clone + Ord> Row<V, O> {
     /// value has changed.
     pub(crate) fn set_claim(&mut self, owner: &O, value: Option<V>) -> bool {
         let value = match (&mut self.content, value) {
-            // Stores the new value: values that compare as equal may differ in details.
+            // Stores the new value, because values that compare as equal may differ in details.
             (Content::One(one, wanted), Some(value)) if one == owner && *wanted == value => {
                 *wanted = value;
                 return false;
@@ -144,7 +144,7 @@ impl<V: Clone + Eq, O: Clone + Ord> Row<V, O> {
         is_other
     }
 
-    /// Sets the actual value, or `None` if the entry is absent.
+    /// Sets the actual value. `None` means that the kernel does not have the entry.
     pub(crate) fn set_actual(&mut self, actual: Option<V>) {
         self.has_wanted = actual.is_some() && self.wanted() == actual.as_ref();
         let other = actual.filter(|_| !self.has_wanted);
@@ -162,7 +162,7 @@ impl<V: Clone + Eq, O: Clone + Ord> Row<V, O> {
         self.wanted() == self.actual()
     }
 
-    /// Converts the row to the general form.
+    /// Converts the row from the compact form to the general form.
     fn spread(&mut self) {
         if let Content::One(owner, value) = &self.content {
             let claim = (owner.clone(), value.clone());
@@ -173,8 +173,8 @@ impl<V: Clone + Eq, O: Clone + Ord> Row<V, O> {
         }
     }
 
-    /// Converts the row to the compact form if possible. The row must have one claim, and its
-    /// actual value must be absent or equal to the wanted value.
+    /// Converts the row to the compact form if it has one claim, and an actual value that is absent
+    /// or equal to the wanted value.
     fn gather(&mut self) {
         if let Content::Any(any) = &mut self.content
             && any.other.is_none()

@@ -1,4 +1,4 @@
-//! Trait for tables with different types of entries: its functions name no type of entry.
+//! Trait by which a caller handles tables with different types of entries alike.
 
 use std::hash::Hash;
 use std::time::Instant;
@@ -7,15 +7,18 @@ use crate::table::{Removals, Table};
 
 /// Functions of a [`Table`] that are independent of the types of its entries.
 pub trait Rows {
-    /// Sets the current time. See [`Table::begin`].
+    /// Passes the current time to the table. See [`Table::begin`].
     fn begin(&mut self, now: Instant);
-    /// Sets whether unwanted entries count as overdue. See [`Table::count_removals`].
+    /// Sets whether unwanted entries that still exist count as overdue. See
+    /// [`Table::count_removals`].
     fn count_removals(&mut self, removals: Removals);
     /// Returns the number of pending keys. See [`Table::pending_len`].
     fn pending_len(&self) -> usize;
-    /// Returns the number of pending keys whose last write failed. See [`Table::failing_len`].
+    /// Returns the number of keys that wait for a retry of their last write. See
+    /// [`Table::failing_len`].
     fn failing_len(&self) -> usize;
-    /// Returns the number of keys whose entries are as wanted. See [`Table::as_wanted_len`].
+    /// Returns the number of keys whose actual value equals the wanted value. See
+    /// [`Table::as_wanted_len`].
     fn as_wanted_len(&self) -> usize;
     /// Returns the time at which the oldest pending row became pending. See
     /// [`Table::pending_since`].
@@ -59,13 +62,13 @@ where
     }
 }
 
-/// Defines the functions `begin` and `all` in the `impl` of a struct of tables. The arguments name
-/// all fields of the struct, or end with `..`. Only pending entries of the tables in brackets may
-/// count as overdue. So `all` returns only these tables.
+/// Defines the functions `begin` and `all` for a struct of tables. The arguments name all fields of
+/// the struct, or end with `..`. Fields in brackets are tables whose pending entries may count as
+/// overdue; `all` returns only these tables.
 #[macro_export]
 macro_rules! tables {
     ([$($table:ident),+] $($apart:ident)* $(, $rest:tt)?) => {
-        /// Sets the current time in all tables.
+        /// Passes the current time to all tables.
         pub(crate) fn begin(&mut self, now: ::std::time::Instant) {
             let Self { $($table,)+ $($apart,)* $($rest)? } = self;
             $($table.begin(now);)+

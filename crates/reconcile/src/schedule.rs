@@ -1,22 +1,22 @@
-//! Decides when to read a part of the kernel's state.
+//! Decides when to read one part of the kernel's state, such as all virtual servers.
 
 use std::time::{Duration, Instant};
 
 /// Delay before the first retry of a failed read. The delay doubles with each further failure.
 const FIRST: Duration = Duration::from_secs(1);
 
-/// Schedule for reads of one part of the kernel's state, with the outcome of the last read.
+/// Schedule for reads of one part of the kernel's state, such as all virtual servers.
 #[derive(Debug, Clone)]
 pub struct ReadSchedule {
-    /// Start of the period in which the content is unknown, or `None` after the first successful
+    /// Time since which the content of the kernel is unknown, or `None` after the first successful
     /// read.
     unknown: Option<Instant>,
     is_under_way: bool,
-    /// Time of the request for the next read, or `None` if no read is requested.
+    /// Time of the request for another read, or `None` without a request.
     asked: Option<Instant>,
     /// Earliest time at which the next read may begin, or `None` if it may begin immediately.
     not_before: Option<Instant>,
-    /// Delay of the current retry, or `None` if the last read has succeeded.
+    /// Delay of the current retry, or `None` if the last read succeeded.
     delay: Option<Duration>,
     /// Time of the last successful read, or `None` before the first one.
     known: Option<Instant>,
@@ -24,8 +24,8 @@ pub struct ReadSchedule {
 }
 
 impl ReadSchedule {
-    /// Creates a schedule for content that is not known yet: a read is due immediately. `longest`
-    /// limits the delay after failed reads.
+    /// Creates a schedule whose first read is due immediately. `longest` limits the delay after
+    /// failed reads.
     pub fn new(now: Instant, longest: Duration) -> Self {
         Self {
             unknown: Some(now),
@@ -38,13 +38,13 @@ impl ReadSchedule {
         }
     }
 
-    /// Requests a read as soon as possible. If a read is running, another read follows, because the
-    /// running read may have begun too early.
+    /// Requests a read as soon as possible. If a read is running, a second read follows, because
+    /// the running read may miss the latest changes.
     pub fn ask(&mut self, now: Instant) {
         self.asked.get_or_insert(now);
     }
 
-    /// Requests a read after `pause`. This read also serves requests that arrive during the pause.
+    /// Requests a read after `pause`. This read also answers requests that arrive during the pause.
     pub fn ask_after(&mut self, now: Instant, pause: Duration) {
         if self.asked.is_none() {
             self.put_off(now + pause);
@@ -77,7 +77,7 @@ impl ReadSchedule {
         self.asked = None;
     }
 
-    /// Records that a read has succeeded.
+    /// Records that the current read has succeeded.
     pub fn succeed(&mut self, now: Instant) {
         self.unknown = None;
         self.is_under_way = false;
@@ -86,7 +86,7 @@ impl ReadSchedule {
         self.delay = None;
     }
 
-    /// Records that a read has failed, and schedules a retry.
+    /// Records that the current read has failed, and schedules a retry with back-off.
     pub fn fail(&mut self, now: Instant) {
         let delay = self.delay.map_or(FIRST, |delay| delay * 2);
         let delay = delay.min(self.longest);
@@ -96,7 +96,7 @@ impl ReadSchedule {
         self.asked.get_or_insert(now);
     }
 
-    /// Returns true while a read is requested or running. Ignores a delayed retry after a failure.
+    /// Returns true while a read is requested or running. A retry after a failure does not count.
     pub fn is_awaited(&self) -> bool {
         self.is_under_way || (self.asked.is_some() && self.delay.is_none())
     }
@@ -112,23 +112,23 @@ impl ReadSchedule {
         self.unknown.is_none()
     }
 
-    /// Returns true after the first read, even if it failed.
+    /// Returns true once a read has ended, successfully or not.
     pub fn is_tried(&self) -> bool {
         self.is_known() || self.delay.is_some()
     }
 
-    /// Returns the time of the last successful read.
+    /// Returns the time of the last successful read, or `None` before the first one.
     pub fn last_known(&self) -> Option<Instant> {
         self.known
     }
 
-    /// Returns the start of the period in which the content is unknown, or `None` after the first
-    /// successful read.
+    /// Returns the time since which the content is unknown, or `None` after the first successful
+    /// read.
     pub fn unknown_since(&self) -> Option<Instant> {
         self.unknown
     }
 
-    /// Returns the time of the next read, if that time is after `now`.
+    /// Returns the time of a requested read, if that time is after `now`.
     pub fn next_due(&self, now: Instant) -> Option<Instant> {
         let is_awaited = self.asked.is_some() && !self.is_under_way;
         self.not_before.filter(|at| is_awaited && *at > now)

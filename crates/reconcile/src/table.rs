@@ -1,4 +1,4 @@
-//! The table of one kind of entries: claims, actual values and pending rows.
+//! The table of one kind of entries: claims, actual values and pending keys.
 
 use std::collections::BTreeMap;
 use std::hash::Hash;
@@ -15,26 +15,27 @@ const FIRST_RETRY: Duration = Duration::from_millis(500);
 /// Longest delay before a retry of a failed write.
 const LAST_RETRY: Duration = Duration::from_secs(30);
 
-/// Largest number of keys among which the table finds duplicates by comparing pairs. For more keys,
-/// the table uses hashes.
+/// Largest number of claimed keys among which a table finds duplicates by comparing pairs. For more
+/// keys, the table hashes.
 const FEW: usize = 8;
-/// Precision of pending times. Rows that become pending within one interval have the same time.
+/// Precision of the time at which a row became pending: rows of one interval share the time.
 const GRAIN: Duration = Duration::from_millis(100);
-/// Largest number of pending keys that the table always lists, even if they are most of its keys.
+/// Largest number of pending keys that the table always stores as a list, even if most of its keys
+/// are pending.
 const MANY: usize = if cfg!(test) { 2 } else { 1024 };
 
-/// Policy for unwanted entries in the check for overdue changes.
+/// Rule by which unwanted entries that still exist count as overdue changes, or do not.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Removals {
-    /// Unwanted entries count as overdue until they are removed.
+    /// An unwanted entry counts as overdue until it is removed.
     #[default]
     Late,
-    /// Unwanted entries do not count as overdue, because their removal is not allowed or not needed
-    /// yet.
+    /// Unwanted entries do not count as overdue, because the caller may not remove them yet, or
+    /// need not.
     Excused,
 }
 
-/// The wanted and actual entries of one kind, with the owners of the wanted entries.
+/// The wanted and the actual entries of one kind, with the owners that claim the wanted entries.
 #[derive(Debug)]
 pub struct Table<K, V, O> {
     rows: HashMap<K, Row<V, O>>,
@@ -44,17 +45,18 @@ pub struct Table<K, V, O> {
     contested_version: u64,
     retries: HashMap<K, Retry>,
     wanted_len: usize,
-    /// Number and start of the current epoch. An epoch is an interval in which rows became pending.
-    /// The number is 0 before the first [`Table::begin`].
+    /// Number and start of the current epoch, a time interval. Rows that become pending in it share
+    /// its start. The number is 0 before the first [`Table::begin`].
     epoch: (u32, Option<Instant>),
-    /// Start of each epoch, and number of rows that are pending since that epoch, by epoch number.
+    /// Epochs that still have pending rows, by number: start of the epoch, and number of these
+    /// rows.
     since: BTreeMap<u32, (Instant, usize)>,
-    /// Policy for unwanted entries in the check for overdue changes.
+    /// Rule by which unwanted entries count as overdue.
     removals: Removals,
 }
 
-/// The set of pending rows. If most rows are pending, as at a start, a list of their keys would
-/// cost more than a scan of all rows.
+/// The pending rows, as a list of keys. If most rows are pending, as at the daemon's start, only
+/// their number is stored, because a scan of all rows costs less than the list.
 #[derive(Debug)]
 enum PendingRows<K> {
     Listed(HashSet<K>),
@@ -76,7 +78,7 @@ impl<K> PendingRows<K> {
 enum ClaimOrigin {
     /// The owner wants a different value.
     New,
-    /// The value follows from a write or from an observed entry.
+    /// The new value follows from a write or from an observed entry, not from the owner.
     Follows,
 }
 
@@ -84,7 +86,8 @@ enum ClaimOrigin {
 struct Retry {
     failures: u32,
     due: Instant,
-    /// True if the next observation ends the delay.
+    /// True if the next dump of the kernel's entries ends the delay, because the outcome of the
+    /// write is unknown.
     is_until_observed: bool,
 }
 
@@ -116,7 +119,7 @@ where
         Self::default()
     }
 
-    /// Sets the current time. Rows that become pending after this call get this time.
+    /// Sets the current time, which rows that become pending after this call get.
     pub fn begin(&mut self, now: Instant) {
         let (number, at) = self.epoch;
         if at.is_none_or(|at| now.saturating_duration_since(at) >= GRAIN) {
@@ -131,8 +134,8 @@ where
         self.since.first_key_value().map(|(_, (at, _))| *at)
     }
 
-    /// Sets whether unwanted entries count for [`pending_since`](Self::pending_since). Unwanted
-    /// entries should not count while their removal is forbidden.
+    /// Sets whether [`pending_since`](Self::pending_since) considers unwanted entries. It should
+    /// not while the caller may not remove entries.
     pub fn count_removals(&mut self, removals: Removals) {
         if std::mem::replace(&mut self.removals, removals) == removals {
             return;
@@ -150,8 +153,8 @@ where
         self.keys_of.reserve(owners);
     }
 
-    /// Replaces all claims of `owner` by `entries`. If two entries have the same key, the first
-    /// entry counts. Costs O(entries of this owner).
+    /// Replaces all claims of `owner` by `entries`. The first of several entries with one key wins.
+    /// Costs O(entries of this owner).
     pub fn claim(&mut self, owner: &O, entries: impl IntoIterator<Item = (K, V)>) {
         let mut fresh: SmallVec<[(K, V); 2]> = SmallVec::new();
         let mut seen = HashSet::new();
@@ -198,16 +201,16 @@ where
         self.claim(owner, []);
     }
 
-    /// Replaces the value that `owner` claims for a key. Does nothing if `owner` does not claim the
-    /// key.
+    /// Replaces the value that `owner` claims for a key. Has no effect if `owner` does not claim
+    /// the key.
     pub fn amend(&mut self, owner: &O, key: &K, value: V) {
         if self.is_claimed_by(key, owner) {
             self.set_claim(key, owner, Some(value), ClaimOrigin::New);
         }
     }
 
-    /// Replaces a claimed value by a value that follows from a write or from an observed entry. The
-    /// retry of a failed write stays scheduled, because a write of the new value would also fail.
+    /// Replaces a claimed value by a value that follows from a write or from an observed entry. A
+    /// scheduled retry stays, because the new value does not remove the reason of the failure.
     pub fn adjust(&mut self, owner: &O, key: &K, value: V) {
         if self.is_claimed_by(key, owner) {
             self.set_claim(key, owner, Some(value), ClaimOrigin::Follows);
@@ -237,7 +240,7 @@ where
                 (before, row.claims_len(), is_other)
             }
         };
-        // Readers of contested keys use only the owners. So a change to the value alone leaves the
+        // Callers read only the owners of contested keys. So a change to the value alone leaves the
         // version unchanged.
         if claims > 1 && claims != before {
             self.contested.insert(key.clone());
@@ -247,7 +250,7 @@ where
             self.contested_version += 1;
         }
         let is_new = is_other && origin == ClaimOrigin::New;
-        // If the write of the previous value failed, the new value need not wait for the retry,
+        // The retry delay belonged to the previous value, so the new value is due immediately,
         // unless the actual value is unknown.
         if is_new && !self.is_doubted(key) {
             self.forgive(key);
@@ -258,7 +261,7 @@ where
         }
     }
 
-    /// Restores the invariants of one key after its row has changed.
+    /// Updates pending rows, counts and retries after the row of `key` has changed.
     fn settle(&mut self, key: &K) {
         let Some(row) = self.rows.get_mut(key) else {
             return;
@@ -296,7 +299,7 @@ where
         }
     }
 
-    /// Counts a row as pending in the current epoch, unless it is excused or already counted.
+    /// Counts a row as pending since the current epoch, unless it is excused or already counted.
     fn count_in(&mut self, key: &K) {
         let (number, Some(at)) = self.epoch else {
             return;
@@ -312,7 +315,7 @@ where
         }
     }
 
-    /// Counts a row again, after a change of its wanted value or of `removals`.
+    /// Counts a row as pending again, after a change of its wanted value or of `removals`.
     fn recount(&mut self, key: &K) {
         if self.removals == Removals::Excused
             && let Some(row) = self.rows.get_mut(key)
@@ -333,9 +336,9 @@ where
         }
     }
 
-    /// Replaces the list of pending rows by a count if more than half of all rows are pending.
-    /// Replaces the count by a list if fewer than an eighth are. Creating a list scans all rows,
-    /// but many changes lie between two switches.
+    /// Replaces the list of pending keys by their number if more than half of all rows are pending,
+    /// and the number by a list below an eighth. Creating a list scans all rows, but many changes
+    /// lie between two switches.
     fn list_or_count(&mut self) {
         let rows = self.rows.len();
         match &self.pending {
@@ -354,15 +357,15 @@ where
     }
 
     fn forgive(&mut self, key: &K) {
-        // Retries are rare, and each lookup hashes a key. So an empty map is checked first.
+        // Checks for an empty map first: retries are rare, and each lookup hashes a key.
         if !self.retries.is_empty() {
             self.retries.remove(key);
         }
     }
 
-    /// Replaces all actual values by a dump of the kernel's entries. Keys that are missing from the
-    /// dump become absent. Returns the keys whose recorded actual value differed from the dump,
-    /// except doubted keys.
+    /// Replaces all actual values by a dump of the kernel's entries. Keys that the dump lacks
+    /// become absent. Returns the keys whose actual value the dump changed, except keys whose last
+    /// write had an unknown outcome.
     pub fn observe(&mut self, dump: impl IntoIterator<Item = (K, V)>) -> Vec<K> {
         let doubted = self
             .retries
@@ -393,7 +396,8 @@ where
         other
     }
 
-    /// Sets the actual value of one key, after a write or a read.
+    /// Sets the actual value of one key, after a write or a read. `None` means that the entry is
+    /// absent.
     pub fn set_actual(&mut self, key: &K, actual: Option<V>) {
         match (self.rows.get_mut(key), actual) {
             (Some(row), actual) => row.set_actual(actual),
@@ -405,15 +409,15 @@ where
         self.settle(key);
     }
 
-    /// Records a failed write. The key stays pending, and is due again after a delay. Each further
-    /// failure doubles the delay.
+    /// Records a failed write. The key stays pending, and is due again after a delay that doubles
+    /// with each failure.
     pub fn fail(&mut self, key: &K, now: Instant) {
         self.put_off(key, now, false);
         self.count_in(key);
     }
 
-    /// Records a failed write whose cause is this key alone. [`pending_since`](Self::pending_since)
-    /// ignores the key until its wanted value changes.
+    /// Records a write that failed for a reason that concerns only this key.
+    /// [`pending_since`](Self::pending_since) ignores the key until its wanted value changes.
     pub fn excuse(&mut self, key: &K, now: Instant) {
         self.put_off(key, now, false);
         if let Some(row) = self.rows.get_mut(key) {
@@ -423,7 +427,7 @@ where
     }
 
     /// Records a write with an unknown outcome. The key is due again after the next
-    /// [observation](Self::observe) or, at the latest, after the delay of a failed write.
+    /// [observation](Self::observe), at the latest after the delay of a failed write.
     pub fn doubt(&mut self, key: &K, now: Instant) {
         self.put_off(key, now, true);
     }
@@ -445,7 +449,7 @@ where
         retry.due = now + delay;
     }
 
-    /// Returns the wanted value of a key.
+    /// Returns the wanted value of a key, or `None` if no owner claims the key.
     pub fn wanted(&self, key: &K) -> Option<&V> {
         self.rows.get(key)?.wanted()
     }
@@ -455,29 +459,30 @@ where
         self.rows.get(key)?.actual()
     }
 
-    /// Returns the owners that claim a key. The value of the first owner is wanted.
+    /// Returns the owners that claim a key, sorted. The first owner's value is wanted.
     pub fn owners(&self, key: &K) -> impl Iterator<Item = &O> {
         let row = self.rows.get(key).into_iter();
         row.flat_map(Row::owners)
     }
 
-    /// Returns the owner of the wanted value.
+    /// Returns the owner whose value is wanted for a key.
     pub fn owner(&self, key: &K) -> Option<&O> {
         self.rows.get(key)?.owners().next()
     }
 
-    /// Returns the keys that an owner claims, even if another owner's value is wanted.
+    /// Returns all keys that an owner claims, including keys for which another owner's value is
+    /// wanted.
     pub fn keys_of(&self, owner: &O) -> &[K] {
         self.keys_of.get(owner).map_or(&[], |keys| keys)
     }
 
-    /// Returns the pending keys that may be written now, unordered.
+    /// Returns the pending keys that the caller may write now, unordered.
     pub fn due(&self, now: Instant) -> impl Iterator<Item = &K> {
         self.pending()
             .filter(move |key| self.retries.get(*key).is_none_or(|retry| retry.due <= now))
     }
 
-    /// Returns true if a key is pending and may be written now.
+    /// Returns true if a key is pending and does not wait for a retry.
     pub fn is_due(&self, key: &K, now: Instant) -> bool {
         let retry = self.retries.get(key);
         self.is_pending(key) && retry.is_none_or(|retry| retry.due <= now)
@@ -499,13 +504,13 @@ where
         self.rows.get(key).is_some_and(|row| row.is_pending)
     }
 
-    /// Returns true if the last write of a key failed.
+    /// Returns true if a key waits for a retry: its last write failed, or had an unknown outcome.
     pub fn is_failing(&self, key: &K) -> bool {
         !self.retries.is_empty() && self.retries.contains_key(key)
     }
 
     /// Returns true if the actual value of a key is unknown: its last write had an [unknown
-    /// outcome](Self::doubt), and no observation followed.
+    /// outcome](Self::doubt), and no dump followed.
     pub fn is_doubted(&self, key: &K) -> bool {
         let is_doubted = |retry: &Retry| retry.is_until_observed;
         !self.retries.is_empty() && self.retries.get(key).is_some_and(is_doubted)
@@ -522,7 +527,7 @@ where
         self.pending.len()
     }
 
-    /// Returns the number of pending keys whose last write failed.
+    /// Returns the number of keys whose last write failed or had an unknown outcome.
     pub fn failing_len(&self) -> usize {
         self.retries.len()
     }
@@ -534,7 +539,8 @@ where
 
     /// Returns the number of keys whose actual value equals the wanted value.
     pub fn as_wanted_len(&self) -> usize {
-        // A row that is not pending has both values, because every row has at least one.
+        // Every row has a wanted or an actual value. So a row that is not pending has both, and
+        // they are equal.
         self.rows.len() - self.pending.len()
     }
 
@@ -543,7 +549,8 @@ where
         self.wanted_len
     }
 
-    /// Returns true if at least one key has a wanted value, and no such key has an actual value.
+    /// Returns true if owners claim at least one key, but none of the claimed keys has an actual
+    /// value.
     pub fn lacks_all_wanted(&self) -> bool {
         let is_lacking = |row: &Row<V, O>| row.wanted().is_none() || row.actual().is_none();
         self.wanted_len > 0 && self.as_wanted_len() == 0 && self.rows.values().all(is_lacking)
@@ -554,21 +561,22 @@ where
         self.rows.is_empty()
     }
 
-    /// Returns the earliest time after `now` at which a failed write is due again.
+    /// Returns the earliest time after `now` at which a key is due for a retry.
     pub fn next_retry(&self, now: Instant) -> Option<Instant> {
         let times = self.retries.values().map(|retry| retry.due);
         times.filter(|due| *due > now).min()
     }
 
-    /// Returns the keys that several owners claim, with all claims. The value of the first claim is
-    /// wanted.
+    /// Returns the keys that several owners claim, each with all claims, sorted by owner. The first
+    /// claim is wanted.
     pub fn contested(&self) -> impl Iterator<Item = (&K, &[(O, V)])> {
         self.contested
             .iter()
             .filter_map(|key| Some((key, self.rows.get(key)?.contest())))
     }
 
-    /// Returns a version number that changes whenever [`contested`](Self::contested) may change.
+    /// Returns a number that changes whenever the keys of [`contested`](Self::contested) or their
+    /// owners may change.
     pub fn contested_version(&self) -> u64 {
         self.contested_version
     }

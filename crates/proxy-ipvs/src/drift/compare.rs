@@ -1,4 +1,4 @@
-//! Compares a dump of the kernel with the tables, in several steps.
+//! Compares a dump of the kernel with the tables, in steps that take about 2 ms each.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -16,12 +16,12 @@ use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 use crate::tables::Tables;
 
-/// Maximum number of entries that one step compares, which takes about 2 ms. Every 16 destinations
-/// count as one more entry.
+/// Maximum number of entries that one step compares in about 2 ms. Every 16 destinations count as
+/// one more entry.
 const PIECE: usize = 4096;
 
-/// Entries that remain to be compared: first the entries of the tables, then the entries that only
-/// the dump contains.
+/// Entries still to compare: first the entries of the tables, then the entries that only the dump
+/// contains.
 pub(super) struct Comparison {
     pub(super) touched: WrittenEntries,
     believed_servers: Vec<VirtualServerKey>,
@@ -30,15 +30,15 @@ pub(super) struct Comparison {
     members: BTreeMap<Set, BTreeSet<Member>>,
     believed_addresses: Vec<IpAddr>,
     addresses: BTreeSet<IpAddr>,
-    /// Other programs' virtual servers that the comparison has found in the dump so far.
+    /// Other programs' virtual servers found in the dump so far.
     others: Vec<(VirtualServerKey, VirtualServer)>,
     has_servers: bool,
-    /// Virtual servers to adopt: the tables do not contain them, but evidence in the kernel shows
-    /// that a kube-proxy created them.
+    /// Virtual servers to adopt: the tables lack them, but the kernel has evidence that a
+    /// kube-proxy created them.
     adopted: BTreeSet<VirtualServerKey>,
 }
 
-/// Entries that may have been written after the dump began.
+/// Entries that plans may have written since the dump began.
 #[derive(Debug, Default)]
 pub(super) struct WrittenEntries {
     servers: HashSet<VirtualServerKey>,
@@ -50,28 +50,28 @@ pub(super) struct WrittenEntries {
     pub(super) sets: bool,
 }
 
-/// Result of one step of the comparison.
+/// Differences that one step of the comparison has found.
 #[derive(Debug, Default)]
 pub(super) struct Differences {
-    /// Virtual servers of this proxy that differ from the tables, each with its state in the dump.
+    /// Virtual servers of this proxy that differ from the tables, each as it is in the dump.
     pub(super) servers: Vec<(VirtualServerKey, VirtualServer)>,
-    /// All virtual servers of other programs, or `None` until the whole dump has been compared.
+    /// Other programs' virtual servers, or `None` until the whole dump is compared.
     pub(super) others: Option<Vec<(VirtualServerKey, VirtualServer)>>,
     /// True if the dump lacks virtual servers that the tables contain.
     pub(super) has_lost_servers: bool,
-    /// Virtual servers that differ from the tables while a plan is writing them.
+    /// Virtual servers that differ from the tables, but that a plan is writing.
     pub(super) passed_over: Vec<VirtualServerKey>,
     /// Set members that differ from the tables. The `bool` is true if only the kernel has the
-    /// member, and false if only the tables have the member.
+    /// member, and false if only the tables have it.
     pub(super) members: Vec<(Set, Member, bool)>,
     /// True if the addresses on the link differ from the tables.
     pub(super) has_other_addresses: bool,
-    /// True if this was the last step of the comparison.
+    /// True if this step was the last of the comparison.
     pub(super) is_over: bool,
 }
 
 impl WrittenEntries {
-    /// Returns the entries of all plans whose writes are in progress.
+    /// Returns the entries that plans are writing at present.
     pub(super) fn in_flight(state: &State) -> Self {
         let mut touched = Self::default();
         let writes = state.in_flight().flat_map(|plan| &plan.ops);
@@ -110,9 +110,8 @@ impl WrittenEntries {
 }
 
 impl Comparison {
-    /// Begins to compare a dump with the tables. Compares the link, the node's addresses and the
-    /// sizes of sets in one step. If one of these parts differs, a worker thread reads the part
-    /// again.
+    /// Begins to compare a dump with the tables. The link, the node's addresses and the sizes of
+    /// sets are compared at once. If one of them differs, a worker thread reads it again.
     pub(super) fn new(
         servers: Option<BTreeMap<VirtualServerKey, VirtualServer>>,
         mut sets: Option<FoundSets>,
@@ -139,8 +138,9 @@ impl Comparison {
         if !touched.link && addresses.take_if(is_other).is_some() {
             state.ask(Part::Addresses);
         }
-        // The kernel may make a set larger than requested: a bitmap has room for every port. If a
-        // set is too small, a worker thread reads all sets again, with their members.
+        // The kernel may make a set larger than requested: a bitmap has room for every port. Only a
+        // set that is too small differs, and then a worker thread reads all sets with their
+        // members.
         let is_too_small = |found: &mut FoundSets| {
             Set::every().any(|set| found.sizes.get(&set) < tables.sets.actual(&set))
         };
@@ -172,7 +172,7 @@ impl Comparison {
         }
     }
 
-    /// Compares the next [`PIECE`] entries of the dump with the tables.
+    /// Compares the next [`PIECE`] entries with the tables.
     pub(super) fn piece(&mut self, tables: &Tables, in_flight: &WrittenEntries) -> Differences {
         let mut found = Differences::default();
         let mut room = PIECE;
@@ -190,16 +190,16 @@ impl Comparison {
                     } else if let Some(there) = there {
                         found.servers.push((key, there));
                     } else {
-                        // The dump lacks this virtual server. Skips all remaining virtual servers,
-                        // because a worker thread reads all of them again.
+                        // The dump lacks this virtual server. Skips the remaining ones, because a
+                        // worker thread reads all virtual servers again.
                         found.has_lost_servers = true;
                         self.believed_servers.clear();
                         self.servers.clear();
                         self.has_servers = false;
                     }
                 } else if let Some(there) = there.filter(|_| !is_ours()) {
-                    // A virtual server that a plan has just added is not another program's. If the
-                    // kernel refuses the addition, a worker thread reads the virtual servers again.
+                    // A virtual server that a plan has just added is this proxy's own. If the
+                    // kernel refuses to add it, a worker thread reads the virtual servers again.
                     if !self.is_written(in_flight, |of| of.servers.contains(&key)) {
                         self.others.push((key, there));
                     }
@@ -217,9 +217,9 @@ impl Comparison {
                 found.has_other_addresses |= is_there != is_believed && !is_written;
             } else {
                 found.is_over = true;
-                // If a plan has written to the key of a foreign virtual server since the dump
-                // began, the dump may be outdated. The tables then keep their foreign virtual
-                // servers, and a worker thread reads this virtual server again.
+                // A plan may have written to the key of a foreign virtual server since the dump
+                // began, so the dump may be outdated. The tables then keep their list, and a worker
+                // thread reads this virtual server again.
                 let has_foreign = |of: &WrittenEntries| {
                     let mut keys = of.servers.iter();
                     keys.any(|key| tables.foreign.stands_at(key))
@@ -233,8 +233,8 @@ impl Comparison {
         found
     }
 
-    /// Returns true if `is_in` returns true for the entries that plans have written since the dump
-    /// began, or for the entries that plans are writing now (`in_flight`).
+    /// Returns true if `is_in` is true for the entries written since the dump began, or for the
+    /// entries being written now (`in_flight`).
     fn is_written(
         &self,
         in_flight: &WrittenEntries,
@@ -243,9 +243,9 @@ impl Comparison {
         is_in(&self.touched) || is_in(in_flight)
     }
 
-    /// Returns the virtual servers of other programs in the dump. Also returns the foreign virtual
-    /// servers for whose keys the kernel has refused a virtual server of this proxy: another
-    /// program may have created them after the dump.
+    /// Returns other programs' virtual servers in the dump. Includes known ones at keys that the
+    /// kernel has refused to this proxy, because another program may have created them after the
+    /// dump.
     fn take_others(&mut self, tables: &Tables) -> Vec<(VirtualServerKey, VirtualServer)> {
         let mut others = mem::take(&mut self.others);
         let known = tables.foreign.iter();
@@ -256,8 +256,8 @@ impl Comparison {
         others
     }
 
-    /// Removes the next virtual server from the lists and returns it with its state in the dump, if
-    /// any.
+    /// Removes the next virtual server from the lists. Returns it as it is in the dump, or with
+    /// `None` if the dump lacks it.
     fn next_server(&mut self) -> Option<(VirtualServerKey, Option<VirtualServer>)> {
         if let Some(key) = self.believed_servers.pop() {
             return Some((key, self.servers.remove(&key)));
@@ -266,8 +266,8 @@ impl Comparison {
         Some((key, Some(server)))
     }
 
-    /// Removes the next member from the lists and returns it. The `bool` is true if the dump
-    /// contains the member.
+    /// Removes the next set member from the lists, and returns it with true if the dump contains
+    /// it.
     fn next_member(&mut self) -> Option<(Set, Member, bool)> {
         if let Some((set, member)) = self.believed_members.pop() {
             let of = self.members.get_mut(&set);
@@ -282,8 +282,7 @@ impl Comparison {
         None
     }
 
-    /// Removes the next address from the lists and returns it. The `bool` is true if the dump
-    /// contains the address.
+    /// Removes the next address from the lists, and returns it with true if the dump contains it.
     fn next_address(&mut self) -> Option<(IpAddr, bool)> {
         match self.believed_addresses.pop() {
             Some(address) => Some((address, self.addresses.remove(&address))),
@@ -292,8 +291,8 @@ impl Comparison {
     }
 }
 
-/// Returns the virtual servers to adopt: the tables do not contain them, but evidence in the kernel
-/// shows that a kube-proxy created them.
+/// Returns the virtual servers to adopt: the tables lack them, but the kernel has evidence that a
+/// kube-proxy created them.
 fn adopted(
     servers: &BTreeMap<VirtualServerKey, VirtualServer>,
     sets: &FoundSets,
@@ -320,7 +319,7 @@ fn adopted(
         .collect()
 }
 
-/// Returns true if the dump and the tables agree about three kinds of entries:
+/// Returns true if the dump and the tables agree on:
 ///
 /// - the ranges of service addresses;
 /// - the networks that no range may make local;

@@ -1,4 +1,4 @@
-//! Reports entries that another program changed, as drift.
+//! Reports the entries that another program changed, as drift.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 use crate::tables::Tables;
 
-/// Reports a virtual server that another program changed.
+/// Reports a virtual server that another program changed or removed.
 pub(crate) fn tell_server(
     state: &mut State,
     tables: &Tables,
@@ -43,7 +43,7 @@ pub(crate) fn tell_address(state: &mut State, tables: &Tables, address: IpAddr) 
         .disturb(services(tables.addresses.owners(&address)));
 }
 
-/// Adds the differences between a virtual server in the kernel and in the tables to `drift`.
+/// Adds to `drift` the differences between a virtual server in the kernel and in the tables.
 fn note_server(
     drift: &mut Drift,
     key: &VirtualServerKey,

@@ -1,4 +1,4 @@
-//! State of the fake kernel, and the conditions under which it refuses writes.
+//! State of the fake kernel, and the writes that it refuses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -20,7 +20,7 @@ const NO_FIT: &str = "the member does not fit the set's type or family";
 /// Maximum number of set members in one netlink message.
 const MEMBERS_PER_MESSAGE: usize = 1600;
 
-/// Amount of work of the fake kernel since the last call of `take_work`.
+/// Work that the fake kernel has done since the last call of `take_work`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Work {
     /// Number of netlink messages for writes.
@@ -35,7 +35,7 @@ pub struct Work {
     pub glances: usize,
     /// Number of dumps of all addresses.
     pub address_reads: usize,
-    /// Number of queries whether the kernel has a scheduler.
+    /// Number of queries for a scheduler.
     pub scheduler_questions: usize,
 }
 
@@ -44,31 +44,30 @@ pub struct Work {
 pub struct State {
     /// IP family of the fake kernel.
     pub family: IpFamily,
-    /// Implementation of the shim that the proxy uses.
+    /// Variant of the shim that the proxy writes.
     pub shim: ShimStyle,
-    /// Set members of the former shim, from an earlier run. Only the first read of each handle
-    /// returns them.
+    /// Set members of the former shim, left by an earlier run. Only the first read through each
+    /// handle returns them.
     pub former: BTreeMap<Set, BTreeSet<Member>>,
-    /// Content of the kernel: all entries that a dump returns.
+    /// All entries in the fake kernel, as a dump returns them.
     pub snapshot: Snapshot,
-    /// Schedulers that this kernel has.
+    /// IPVS schedulers that this kernel has.
     pub schedulers: BTreeSet<&'static str>,
     /// Number of open connections of each destination.
     pub connections: BTreeMap<(VirtualServerKey, Target), u32>,
-    /// Writes that the kernel refuses: the text of each write, with the reason of the refusal.
+    /// Writes that the kernel refuses, by their text, each with the reason.
     pub refusals: BTreeMap<String, String>,
     /// Addresses that the kernel refuses as destinations, for example the broadcast address of a
     /// subnet.
     pub forbidden: BTreeSet<IpAddr>,
-    /// Fault that the kernel reports for each write in `refusals`: true for a problem of the
-    /// kernel, false for an invalid entry.
+    /// Kind of fault in `refusals`: true for a problem of the kernel, false for an invalid entry.
     pub is_kernel_ill: bool,
-    /// True if the replies to the next plan are lost. The plan's writes still take effect.
+    /// True if the replies to the next plan get lost. Its writes still take effect.
     pub lose_acknowledgements: bool,
-    /// Virtual server that the next dump omits. The real kernel may skip a virtual server if
-    /// another virtual server is removed during the dump.
+    /// Virtual server that the next dump skips, as the real kernel may do if another virtual server
+    /// is removed during the dump.
     pub passed_over: Option<VirtualServerKey>,
-    /// Parts of the kernel's state that the proxy cannot read, each with the reason.
+    /// Parts of the kernel's state that reads cannot return, each with the reason.
     pub unreadable: BTreeMap<&'static str, String>,
     /// Successful writes since the last `take_work`, in order.
     pub done: Vec<Op>,
@@ -148,7 +147,7 @@ impl State {
                 self.snapshot.sets.entry(*set).or_default();
                 let room = match set.kind() {
                     _ if self.shim.is_native() => u32::MAX,
-                    // A set of ports is a bitmap, which has room for every port.
+                    // A set of ports is a bitmap, with room for every port.
                     SetKind::Port => u32::MAX,
                     _ => *size,
                 };
@@ -184,20 +183,20 @@ impl State {
                     {
                         return Err(("the address has another mark", Fault::Belief));
                     }
-                    // Replaces the mark of an entry, as ipset does.
+                    // Replaces the entry's mark, as ipset does.
                     members.retain(|there| !is_same(there));
                 }
                 members.insert(*member);
             }
             Op::RemoveMember(set, member) => {
-                // Ignores the write if its set is missing, as the kernel does.
+                // Ignores the write if the set is missing, as the kernel does.
                 if let Some(members) = self.snapshot.sets.get_mut(set) {
                     if !fits(*set, member, self.family) {
                         return Err((NO_FIT, Fault::Belief));
                     }
                     members.remove(member);
                     if let Member::AddressPortMark(..) = member {
-                        // Matches the entry by address and port only, as the kernel does.
+                        // Compares only address and port, as the kernel does.
                         members.retain(|there| {
                             set.service_address(there) != set.service_address(member)
                         });
@@ -300,7 +299,7 @@ impl State {
                 server.destinations = server.destinations.iter().map(edit).collect();
             }
             Op::RemoveDestination(key, target) => {
-                // Ignores the write if its virtual server is missing, as the kernel does.
+                // Ignores the write if the virtual server is missing, as the kernel does.
                 if let Ok(server) = self.server(key) {
                     server.destinations = server
                         .destinations

@@ -1,5 +1,4 @@
-//! The shim's nftables table in the fake kernel. The fake kernel either applies a whole transaction
-//! or refuses it.
+//! The shim's nftables table in the fake kernel, which applies or refuses a transaction as a whole.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,19 +11,19 @@ use crate::native::{
 use crate::rules::Rules;
 use crate::sets::{Member, Set};
 
-/// The shim's nftables table with its sets, as the kernel stores it.
+/// The shim's nftables table, with its sets and chains, as the kernel stores it.
 #[derive(Debug)]
 pub struct NativeTable {
     /// Name of the nftables table.
     pub name: &'static str,
-    /// Sets of the table, each with its elements.
+    /// Sets and maps of the table, each with its elements.
     pub sets: Vec<(nftables_netlink::Set, Vec<Element>)>,
     /// Chains of the table, each with its rules in order.
     pub chains: Vec<(Chain, Vec<Rule>)>,
 }
 
 impl NativeTable {
-    /// Builds the table of `--ipvs-shim=nftables` from these rules and sets.
+    /// Builds the table that `--ipvs-shim=nftables` writes for these rules and sets.
     pub fn of(rules: &Rules, sets: &BTreeMap<Set, BTreeSet<Member>>, family: IpFamily) -> Self {
         let content = rules.native();
         let mut elements: BTreeMap<Name, Vec<Element>> = BTreeMap::new();
@@ -61,7 +60,7 @@ impl NativeTable {
     }
 }
 
-/// Applies a transaction to the content `there`, and returns the new content.
+/// Returns the content of the table after a transaction on the content `there`.
 pub(super) fn apply(
     there: &Content,
     changes: &[Change],

@@ -1,4 +1,4 @@
-//! Origins of the kernel entries of IPVS mode: the Kubernetes objects and settings that cause them.
+//! Origins of IPVS mode's kernel entries: the Kubernetes objects and flags that cause them.
 
 use footprint::origin::{
     ADDRESSES, CLUSTER_IPS, ENTRY, FILTER, FORWARD, HAIRPIN, HEALTH, MANGLE, MARK, MASQUERADE, NAT,
@@ -9,7 +9,7 @@ use crate::native::TABLE;
 use crate::rules::{BEFORE_IPVS, OUT_BEFORE_IPVS};
 use crate::sets::Set;
 
-/// Place of the shim's nftables table.
+/// Kind of an object in the shim's nftables table.
 const SHIM: Space<'static> = Space::Nftables(TABLE);
 const LOAD_BALANCERS: &str = "Services: status.loadBalancer.ingress";
 const OUTSIDE: &str = "Services: externalTrafficPolicy and internalTrafficPolicy: Local";
@@ -17,7 +17,7 @@ const UNEXPOSED: &str = "kube-proxy: ports that no Service exposes (kubernetes/k
 const NODE_RANGES: &str =
     "Services: spec.loadBalancerSourceRanges that hold no address of this node";
 
-/// Origins of the rules in chains, by chain. For the members of sets, see [`of_set`].
+/// Origin of the rules in each chain. For sets, see [`of_set`].
 pub(super) const ORIGINS: [Origin; 26] = [
     Origin::of(NAT, "KUBE-SERVICES", ADDRESSES),
     Origin::of(NAT, "KUBE-POSTROUTING", MASQUERADE),
@@ -47,7 +47,7 @@ pub(super) const ORIGINS: [Origin; 26] = [
     Origin::of(SHIM, "KUBE-IPVS-OUT-FILTER", NODE_RANGES),
 ];
 
-/// Returns the origin of a set's members.
+/// Returns the origin text of a set's members.
 pub(super) fn of_set(set: Set) -> &'static str {
     match set {
         Set::LoopBack => HAIRPIN,

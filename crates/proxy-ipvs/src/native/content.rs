@@ -1,4 +1,4 @@
-//! Chains of the shim's nftables table, and the changes that update these chains.
+//! Chains of the shim's nftables table, and the changes that bring them up to date.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,15 +11,14 @@ use proxy::{IpFamily, ServiceAddress};
 use super::sets::{FORBIDDEN, address_len, definition_of, is_of, member};
 use crate::sets::Set;
 
-/// Content of the shim's nftables table, except its sets. The worker thread for rules writes this
-/// content.
+/// Content of the shim's nftables table without its sets, as the worker thread for rules writes it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Content {
     /// Chains of the table, by name.
     pub(crate) chains: BTreeMap<Name, HeldChain>,
     /// Service addresses to which this node must not open connections.
     pub(crate) forbidden: BTreeSet<ServiceAddress>,
-    /// State of the table: in a dormant table, packets reach no base chain.
+    /// Activity of the table: in a dormant table, packets reach no base chain.
     pub(crate) activity: Activity,
 }
 
@@ -41,7 +40,7 @@ pub(crate) fn add_table(family: IpFamily) -> Change {
     Change::AddTable(table(family, TABLE))
 }
 
-/// Returns the definition of one of our tables, with this name.
+/// Returns the definition of a table of this proxy with this name.
 pub(crate) fn table(family: IpFamily, name: &str) -> Table {
     Table {
         family: family.into(),
@@ -52,22 +51,21 @@ pub(crate) fn table(family: IpFamily, name: &str) -> Table {
 }
 
 impl Content {
-    /// Returns true if the content has no chains and no forbidden addresses. Ignores sets.
+    /// Returns true if the table has neither chains nor forbidden addresses. Ignores sets.
     pub(crate) fn is_empty(&self) -> bool {
         self.chains.is_empty() && self.forbidden.is_empty()
     }
 
-    /// Returns the number of rules in all chains, for reports.
+    /// Returns the number of rules in all chains.
     pub(crate) fn len(&self) -> usize {
         self.chains.values().map(|chain| chain.rules.len()).sum()
     }
 
-    /// Returns the changes that turn `installed` into this content, as one transaction. Skips
-    /// unchanged chains.
+    /// Returns the transaction that turns `installed` into this content. Skips unchanged chains.
     pub(crate) fn changes(&self, installed: &Self, family: IpFamily) -> Vec<Change> {
         let mut changes = vec![add_table(family)];
-        // Adds sets first, because rules can match only existing sets. Adding an existing set
-        // changes nothing.
+        // Adds sets first, because rules can name only existing sets. Adding a set again has no
+        // effect.
         let named = self.sets_named();
         changes.extend(
             named
@@ -121,13 +119,13 @@ impl Content {
         changes
     }
 
-    /// Returns the names of the sets that the rules match.
+    /// Returns the names of the sets that rules of this content match.
     pub(crate) fn sets_named(&self) -> BTreeSet<Name> {
         let rules = self.chains.values().flat_map(|chain| &chain.rules);
         rules.flat_map(sets_of).cloned().collect()
     }
 
-    /// Returns the sets that the rules of this content match, but the installed rules do not.
+    /// Returns the sets that these rules match, but the installed rules do not match.
     pub(crate) fn uncovered(&self, installed: &Self, family: IpFamily) -> BTreeSet<Set> {
         let missing = self.chains.iter().flat_map(|(name, chain)| {
             let there = installed.chains.get(name);
@@ -140,7 +138,7 @@ impl Content {
         named.filter_map(|name| is_of(name, family)).collect()
     }
 
-    /// Describes chains, rules and flags for operators, one object per line.
+    /// Describes chains, rules and flags to operators, one object per line.
     pub(crate) fn lines(&self) -> BTreeSet<String> {
         let chains = self.chains.iter().flat_map(|(name, chain)| {
             let declared = format!("chain {name}");
@@ -168,8 +166,8 @@ pub(crate) fn sets_of(rule: &Rule) -> impl Iterator<Item = &Name> {
     })
 }
 
-/// Returns the IP family for printing a rule. The text depends on the family only in `reject`
-/// statements: the families name ICMP codes differently.
+/// Returns the IP family for which to print a rule. It matters only for `reject` statements, whose
+/// ICMP codes have different names in each family.
 fn family_of(rule: &Rule) -> Family {
     let unreachable = Expression::Reject { kind: 0, code: 4 };
     if rule.expressions.contains(&unreachable) {

@@ -1,13 +1,13 @@
-//! The shim's nftables sets: their types, and the encoding of members as elements.
+//! The shim's nftables sets: their types, and the encoding of set members as elements.
 //!
-//! Each set has the name of the ipset that it replaces. The exception is the ipset of source
-//! ranges, which has the type `hash:ip,port,net`:
+//! Each set has the name of the ipset that it replaces, except the ipset of source ranges
+//! (`hash:ip,port,net`):
 //!
-//! - In nftables, source ranges would need a set with intervals. On each commit, the kernel copies
-//!   such a set completely (`nft_set_pipapo`).
-//! - So each prefix length in use has a set of its own. Rules look up as many bits of the source
-//!   address as the prefix length, as ipset does internally.
-//! - Source ranges may overlap. A change of a source range changes one element.
+//! - In nftables, source ranges would need one set with intervals, which the kernel copies as a
+//!   whole on each commit (`nft_set_pipapo`).
+//! - Instead, each prefix length in use has its own set. Rules mask the source address to that
+//!   length before they look it up, as ipset does internally.
+//! - Source ranges may overlap, and a change of a source range changes one element.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -20,9 +20,9 @@ use crate::sets::{Member, Set, SetKind};
 
 /// Set of service addresses to which this node must not open connections.
 ///
-/// nftables cannot match IPVS connections. So each element also contains a source address, which
-/// equals the destination address: when the node connects to a load-balancer address, that address
-/// is also the packet's source until IPVS handles the packet.
+/// nftables cannot match IPVS connections. So each element has a source address that equals the
+/// destination address: a packet from this node to a load-balancer address has that address as its
+/// source until IPVS handles it.
 pub(crate) const FORBIDDEN: &str = "KUBE-IPVS-OUT-FILTER";
 
 /// Returns the length, in bytes, of an address of this family.
@@ -33,14 +33,14 @@ pub(super) const fn address_len(family: IpFamily) -> u32 {
     }
 }
 
-/// A member as the kernel stores it: the name of an nftables set, and an element of this set.
+/// A set member as nftables stores it: the name of an nftables set, and an element of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SetElement {
     pub(crate) set: Name,
     pub(crate) element: Element,
 }
 
-/// Returns the nftables set and the element that represent a member.
+/// Returns the nftables set and the element that represent a set member.
 pub(crate) fn place(set: Set, member: &Member, family: IpFamily) -> SetElement {
     let key = Concatenation::new();
     let name = || Name::from(set.name(family));
@@ -61,7 +61,7 @@ pub(crate) fn place(set: Set, member: &Member, family: IpFamily) -> SetElement {
     };
     let mut element = Element::of_set(key.into_key());
     if let Member::AddressPortMark(.., mark) = member {
-        // The kernel compares marks in host byte order.
+        // The kernel compares packet marks in host byte order.
         let bytes = Bytes::from_slice(&mark.to_ne_bytes());
         element.data = Some(ElementData::Value(bytes));
     }
@@ -72,22 +72,21 @@ fn to(key: Concatenation, address: IpAddr, protocol: Protocol, port: u16) -> Con
     key.address(address).protocol(protocol.number()).port(port)
 }
 
-/// Returns the name of the nftables set for source ranges with this prefix length.
+/// Returns the name of the nftables set for source ranges of this prefix length.
 pub(crate) fn prefix_set(set: Set, prefix: u8, family: IpFamily) -> Name {
     format!("{}-{prefix}", set.name(family)).into()
 }
 
-/// Returns our set to which the nftables set with this name belongs, if any. The nftables set
-/// contains all members of our set, or only the members with a certain prefix length.
+/// Returns the set that the nftables set with this name represents, if any. The nftables set has
+/// all members of the set, or only those with one prefix length.
 pub(crate) fn is_of(name: &str, family: IpFamily) -> Option<Set> {
     Set::by_name(name, family).or_else(|| prefix_of(name, family).map(|_| PREFIXED))
 }
 
-/// The set that is split by prefix length in nftables.
+/// The set that nftables splits by prefix length.
 const PREFIXED: Set = Set::LoadBalancerSourceCidr;
 
-/// Returns the prefix length that is part of a set's name, or `None` for a set without prefix
-/// lengths.
+/// Returns the prefix length at the end of a set's name, or `None` if the name has none.
 fn prefix_of(name: &str, family: IpFamily) -> Option<u8> {
     let number = name
         .strip_prefix(&*PREFIXED.name(family))?
@@ -96,14 +95,14 @@ fn prefix_of(name: &str, family: IpFamily) -> Option<u8> {
     (u32::from(prefix) <= address_len(family) * 8 && number == prefix.to_string()).then_some(prefix)
 }
 
-/// Returns the definition of an empty nftables set that represents `set`. Returns `None` for source
+/// Returns the definition of the nftables set that represents `set`. Returns `None` for source
 /// ranges, whose sets are created together with their members.
 pub(crate) fn definition(set: Set, family: IpFamily) -> Option<nftables_netlink::Set> {
     (set != PREFIXED).then(|| made_for(set, set.name(family).into(), family))
 }
 
-/// Returns the definition of our nftables set with this name, or `None` if this proxy has no such
-/// set.
+/// Returns the definition of the nftables set with this name, or `None` if the name is not one of
+/// ours.
 pub(crate) fn definition_of(name: &str, family: IpFamily) -> Option<nftables_netlink::Set> {
     if name == FORBIDDEN {
         let address = address_type(family);
@@ -125,7 +124,7 @@ fn made_for(set: Set, name: Name, family: IpFamily) -> nftables_netlink::Set {
 fn made(name: Name, key: Vec<DataType>, comment: &str) -> nftables_netlink::Set {
     nftables_netlink::Set {
         comment: Some(comment.into()),
-        // Sets no size limit, so the kernel grows the set as needed.
+        // No size limit: the kernel grows the set as needed.
         ..nftables_netlink::Set::new(name, key, nftables_netlink::SetKind::Set)
     }
 }
@@ -143,8 +142,8 @@ fn types(set: Set, family: IpFamily) -> Vec<DataType> {
     }
 }
 
-/// Parses an element of a set as a member. Returns `None` if this proxy could not have written the
-/// element.
+/// Decodes an element of the set `name` to a set member. Returns `None` for an element that this
+/// proxy cannot have written.
 pub(crate) fn member(name: &str, element: &Element, family: IpFamily) -> Option<(Set, Member)> {
     let set = is_of(name, family)?;
     let mut key = Key {
@@ -175,7 +174,7 @@ pub(crate) fn member(name: &str, element: &Element, family: IpFamily) -> Option<
     Some((set, member))
 }
 
-/// Key of an element, which is parsed field by field.
+/// Key of an element, from which fields are taken one by one.
 struct Key<'a> {
     rest: &'a [u8],
     family: IpFamily,
@@ -263,7 +262,7 @@ mod tests {
             None
         );
         assert_eq!(is_of("OTHERS", IpFamily::V4), None);
-        // The first key is too short. The second key has protocol 1 (ICMP), which no Service has.
+        // The first key is too short. The second has protocol 1 (ICMP), which no Service can have.
         let icmp = [10, 0, 0, 1, 1, 0, 0, 0, 0, 80, 0, 0];
         for key in [&icmp[..3], &icmp] {
             let element = Element::of_set(Bytes::from_slice(key));

@@ -1,19 +1,19 @@
 //! The link `kube-ipvs0`, the service addresses on it, and this node's other addresses, over
 //! rtnetlink.
 //!
-//! - The link is a dummy that stays down. An address on it is still local to this node, and the
-//!   node does not announce it to other hosts. Like upstream, this proxy accepts a link of that
-//!   name with another type.
+//! - The link is a dummy that stays down: its addresses are still local to this node, but the node
+//!   does not announce them to other hosts. Like upstream, the proxy accepts another type of link
+//!   with this name.
 //! - The kernel makes an address local by a route of type local. With [`VipMode::Route`], the proxy
-//!   adds only that route, to the same routing table. With [`VipMode::Range`], one route makes a
-//!   whole network local. The protocol number distinguishes our routes from the kernel's routes.
-//! - IPv6 routes need a link that is up. The kernel removes a link's IPv4 routes together with its
-//!   last IPv4 address. So the link always keeps one IPv4 address ([`ANCHOR`]).
+//!   adds only that route, in the same routing table. With [`VipMode::Range`], one route makes a
+//!   whole network local. The protocol number tells our routes from the kernel's.
+//! - IPv6 routes need a link that is up. The kernel removes a link's IPv4 routes with its last IPv4
+//!   address, so one IPv4 address ([`ANCHOR`]) always stays.
 //! - The kernel acknowledges an IPv6 address before it creates the address's route. The proxy
-//!   treats an address as bound only when it has its route. Until then, the address is tentative,
-//!   so the kernel does not use it as a source address. (Replies to such packets would not arrive.)
-//! - With very many addresses, the link gets one more local route ([`LANDMARK`]). The route spares
-//!   the kernel a search through a long chain of addresses for each incoming packet.
+//!   treats the address as bound only once the route exists. Until then, the address is tentative,
+//!   and the kernel does not use it as a source. (Replies to such packets would not arrive.)
+//! - With very many addresses, the link gets one more local route ([`LANDMARK`]), which spares the
+//!   kernel a long search for each incoming packet.
 //!
 //! Source: `net/ipv4/devinet.c`, `fib_semantics.c`, `fib_frontend.c`, `net/ipv6/addrconf.c`,
 //! `route.c`.
@@ -39,23 +39,23 @@ use crate::kernel::FoundAddresses;
 use crate::plan::{Op, Outcome};
 use crate::ranges::RangeSource;
 
-/// Local route that speeds up the source check of incoming packets (`fib_validate_source`, if
-/// `rp_filter` is 0 and no foreign rules exist). Without it, the check walks through a 256th of all
+/// Local route that speeds up the source check of incoming packets (`fib_validate_source`, with
+/// `rp_filter` 0 and no foreign rules). Without it, the check walks through a 256th of all
 /// addresses. After the first such route, the kernel looks the source up in the routes
-/// (`fib_has_custom_local_routes`), until the network namespace ends. The destination is local in
-/// any case, like all of 127.0.0.0/8. The route is on the link, so it is in the usual dump and
+/// (`fib_has_custom_local_routes`) as long as the network namespace exists. The address is local
+/// anyway, like all of 127.0.0.0/8. The route is on the link, so the usual dump shows it, and it
 /// disappears with the link.
 const LANDMARK: Ipv4Addr = Ipv4Addr::new(127, 107, 0, 2);
 
 /// Number of addresses from which the proxy adds [`LANDMARK`]. With 2,000 addresses, the search is
-/// cheaper. With 5,000, the costs are equal. With 10,000, the route is cheaper (docs/operating.md).
+/// cheaper; with 5,000, both cost the same; with 10,000, the route is cheaper (docs/operating.md).
 const LANDMARK_FROM: usize = 4_096;
 
-/// Number of IPv6 addresses that the kernel can bind within some hundredths of a second. The time
-/// grows with the square of this number (`netlink-batch/examples/address_cost.rs`).
+/// Number of IPv6 addresses that the kernel binds within some hundredths of a second. The time
+/// grows with the square of the number (`netlink-batch/examples/address_cost.rs`).
 const SOON_BOUND_ADDRESSES: usize = 1_000;
 
-/// Timeout of the wait for routes that the kernel creates. Each created route restarts the timeout.
+/// Time without a new route after which the proxy stops waiting for the kernel's routes.
 const ROUTED_WITHIN: Duration = Duration::from_secs(2);
 
 /// Access to the links, addresses and routes of one IP family.
@@ -63,26 +63,26 @@ const ROUTED_WITHIN: Duration = Duration::from_secs(2);
 pub(super) struct Addresses {
     rtnetlink: Rtnetlink,
     family: IpFamily,
-    /// Method that makes service addresses local: addresses, routes or ranges.
+    /// Way in which service addresses become local: as addresses, routes or ranges.
     pub(super) vip_mode: VipMode,
     /// True if the node's own packets to service addresses must have a node address as source.
     pub(super) has_node_source: bool,
-    /// Source address in our routes, or `None` if our routes have no source address.
+    /// Source address that our routes should have, or `None` for no source address.
     route_source: Option<IpAddr>,
-    /// Source addresses, other than `route_source`, of our routes to single addresses, by
-    /// destination. An entry stays until the proxy replaces or removes the route.
+    /// Source addresses of our host routes that differ from `route_source`, by destination. An
+    /// entry stays until the proxy replaces or removes the route.
     of_other_source: BTreeMap<IpAddr, Option<IpAddr>>,
-    /// Ranges whose route has a source address other than `route_source`.
+    /// Ranges whose route has another source address than `route_source`.
     ranges_of_other_source: BTreeSet<IpNet>,
-    /// Addresses on the link that another program bound with its own prefix length. A request to
-    /// remove such an address must contain that prefix length.
+    /// Addresses on the link that another program added with a shorter prefix. The request to
+    /// remove one must contain its prefix length.
     foreign_prefixes: BTreeMap<IpAddr, u8>,
     /// True if the last dump found [`ANCHOR`] on the link.
     is_anchored: bool,
-    /// Number of addresses on the link, according to the last dump and later writes.
+    /// Number of addresses on the link, from the last dump and later writes.
     bound: usize,
     landmark: Landmark,
-    /// True if the link could not be created or configured. All writes of its addresses then fail.
+    /// True if the proxy could not create or configure the link. All writes of addresses then fail.
     is_link_refused: bool,
 }
 
@@ -91,15 +91,15 @@ pub(super) struct Addresses {
 enum Landmark {
     Missing,
     There,
-    /// The kernel refused the landmark route, and the log has reported this.
+    /// The kernel refused the route, and the log has said so.
     Refused,
 }
 
-/// IPv6 addresses of the link: number of service addresses, and link-local addresses.
+/// IPv6 addresses of the link: the number of service addresses, and the link-local addresses.
 #[derive(Default)]
 struct OnLink {
     of_services: usize,
-    /// Link-local addresses of the link.
+    /// Link-local addresses, which the kernel assigned to the link.
     own: Vec<Address>,
 }
 
@@ -163,8 +163,8 @@ impl Addresses {
         if let Some(link) = link {
             found.has_link = match (self.vip_mode.uses_routes(), self.family) {
                 (false, _) if link.state == LinkState::Down => true,
-                // Setting the link down removes its IPv6 addresses, which only the IPv6 worker binds
-                // again. So the IPv4 worker keeps the link up while it has addresses of Services.
+                // Setting the link down removes IPv6 service addresses, which only the IPv6 worker
+                // binds again. So the IPv4 worker leaves the link up if it has any.
                 (false, IpFamily::V4) => {
                     let ipv6 = self.ipv6_on(link.index)?;
                     ipv6.own.is_empty() || ipv6.of_services > 0
@@ -194,14 +194,14 @@ impl Addresses {
         Ok(found)
     }
 
-    /// Chooses the source address for our routes, without sending a packet. The kernel would choose
-    /// the same address for packets to outside hosts if no service address were local.
+    /// Chooses the source address of our routes, without sending a packet: the address that the
+    /// kernel would choose for packets to other hosts if no service address were local.
     fn choose_source(&mut self, own: &BTreeSet<IpAddr>) {
         let source = || outward_source(self.family.into(), own);
         self.route_source = self.has_node_source.then(source).flatten();
     }
 
-    /// Reads our routes, and stores them in `found` as single addresses and as ranges.
+    /// Reads our routes into `found`: host routes as single addresses, all others as ranges.
     fn sort_routes(&mut self, link: u32, found: &mut FoundAddresses) -> Result<(), Error> {
         self.of_other_source.clear();
         self.ranges_of_other_source.clear();
@@ -225,16 +225,16 @@ impl Addresses {
         Ok(())
     }
 
-    /// Returns the local routes on the link that have this protocol number.
+    /// Returns the link's local routes with this protocol number.
     fn routes(&mut self, link: u32, protocol: u8) -> Result<Vec<LocalRoute>, Error> {
         let mut routes = self.rtnetlink.local_routes(self.family.into(), protocol)?;
         routes.retain(|route| route.link == link);
         Ok(routes)
     }
 
-    /// Returns the route that makes a network local. With upstream's semantics, the route has no
-    /// source address. The kernel then chooses the source of the node's own packets as if the link
-    /// had the destination's address: over IPv4, the destination itself.
+    /// Returns the route that makes a network local. With upstream's semantics, it has no source
+    /// address. The kernel then chooses the source of the node's own packets as if the link had the
+    /// destination as an address: in IPv4, the destination itself.
     fn route(&self, link: u32, destination: IpNet) -> LocalRoute {
         LocalRoute {
             link,
@@ -245,8 +245,8 @@ impl Addresses {
         }
     }
 
-    /// Waits until all IPv6 addresses on the link have their routes. If the kernel never creates a
-    /// route for an address (`dadfailed`), the wait ends after a short timeout.
+    /// Waits until all IPv6 addresses on the link have their routes. Ends after a short timeout if
+    /// the kernel never creates a route (`dadfailed`).
     fn await_all_routes(&mut self, link: u32) -> Result<(), Error> {
         let subscription = KernelRoutes::subscribe(self.bound)?;
         let mut missing = self.dump()?.bound;
@@ -257,7 +257,7 @@ impl Addresses {
     }
 
     /// Waits until new IPv6 addresses have their routes. Until then, the node forwards packets to
-    /// these addresses, unless rules of another mode still handle them.
+    /// these addresses, unless another mode's rules still handle them.
     fn await_routes(&mut self, subscription: &KernelRoutes, mut missing: BTreeSet<IpAddr>) {
         let waited = subscription.wait(&mut self.rtnetlink, &mut missing, ROUTED_WITHIN);
         let reason = match waited {
@@ -272,7 +272,7 @@ impl Addresses {
         );
     }
 
-    /// Creates the link if it is missing, and makes it ready for addresses or routes.
+    /// Creates the link if it is missing, and prepares it for addresses or routes.
     pub(super) fn create_link(&mut self) -> Outcome {
         let mut outcome = self.try_create_link();
         if outcome == Outcome::Done {
@@ -325,11 +325,11 @@ impl Addresses {
         self.rtnetlink.set_link_state(LINK, LinkState::Up)
     }
 
-    /// Sets the link down if it is up. Service addresses stay local while the link is down.
+    /// Sets the link down if it is up. Addresses on it stay local.
     ///
-    /// - A link that is up gets its own IPv6 address and takes part in neighbour discovery.
-    /// - When a link is set down, the kernel removes its IPv6 addresses, and this proxy must bind
-    ///   them again. If that would take too long, the link stays up and loses only its own address.
+    /// - A link that is up gets a link-local IPv6 address, and takes part in neighbour discovery.
+    /// - A link that is set down loses its IPv6 addresses, and the proxy must bind them again. If
+    ///   that would take too long, the link stays up and loses only its link-local address.
     fn set_link_down(&mut self) -> Result<(), Error> {
         let link = self.rtnetlink.link(LINK)?;
         let Some(link) = link.filter(|link| link.state == LinkState::Up) else {
@@ -337,8 +337,8 @@ impl Addresses {
         };
         let ipv6 = self.ipv6_on(link.index)?;
         if ipv6.own.is_empty() {
-            // Leaves the link up, because service addresses were routes before. The kernel would
-            // remove these routes if the link were set down.
+            // Leaves the link up: an earlier run probably used routes, which the kernel removes
+            // when the link is set down.
             return Ok(());
         }
         if ipv6.of_services <= SOON_BOUND_ADDRESSES {
@@ -356,14 +356,14 @@ impl Addresses {
         }
     }
 
-    /// Makes the kernel assign no link-local address when a program sets the link up. A kernel
-    /// without this option assigns such an address, which is harmless.
+    /// Makes the kernel assign no link-local address when the link is set up. A kernel without this
+    /// option assigns one, which is harmless.
     fn go_without_own_address(&mut self) {
         let none = AddressGeneration::None;
         drop(self.rtnetlink.set_address_generation(LINK, none));
     }
 
-    /// Returns the IPv6 addresses of the link.
+    /// Returns the link's IPv6 addresses: link-local addresses, and the number of others.
     fn ipv6_on(&mut self, link: u32) -> Result<OnLink, Error> {
         let addresses = self.rtnetlink.addresses_of(link, Family::Inet6)?;
         let is_own = |held: &Address| is_link_local(held.address);
@@ -374,13 +374,13 @@ impl Addresses {
         })
     }
 
-    /// Sends a batch, and returns the kernel's reply to the last message of the batch.
+    /// Sends a batch, and returns the kernel's reply to its last message.
     fn last_of(&mut self, batch: &Batch) -> Result<Reply, Error> {
         let last = self.rtnetlink.execute(batch)?.pop();
         Ok(last.unwrap_or(Reply::Unknown))
     }
 
-    /// Binds and unbinds addresses and ranges, as these writes demand.
+    /// Executes writes of addresses and ranges, and returns their outcomes.
     pub(super) fn apply(&mut self, run: &[Op]) -> Vec<Outcome> {
         let link = match self.rtnetlink.link(LINK) {
             Ok(Some(link)) => link,
@@ -418,8 +418,8 @@ impl Addresses {
                 Op::BindAddress(address) if is_route && self.replaces_route(address) => {
                     route(*address).push_replace(&mut batch)
                 }
-                // Adds the route. If the address is also on the link, the kernel has created
-                // another route to this destination.
+                // Adds the route. If the link also has the address, the kernel already has another
+                // route to it.
                 Op::BindAddress(address) if is_route => route(*address).push_new(&mut batch),
                 Op::UnbindAddress(address) if is_route => route(*address).push_del(&mut batch),
                 Op::UnbindOtherwise(address) if !is_route => LocalRoute {
@@ -428,8 +428,8 @@ impl Addresses {
                 }
                 .push_del(&mut batch),
                 Op::UnbindOtherwise(address) if others(address).is_some() => {
-                    // Includes the source in the request. Otherwise, the kernel would remove the
-                    // first of the two routes to this destination.
+                    // Names the source in the request: otherwise, the kernel would remove the first
+                    // of two routes to this destination.
                     let Some(other) = others(address) else {
                         continue;
                     };
@@ -445,7 +445,7 @@ impl Addresses {
                     self.route(index, *net).push_replace(&mut batch)
                 }
                 Op::BindRange(net) => self.route(index, *net).push_new(&mut batch),
-                // Omits the source, so that the kernel removes the route regardless of its source.
+                // Names no source, so that the kernel removes the route with any source.
                 Op::UnbindRange(net) => LocalRoute {
                     source: None,
                     ..self.route(index, *net)
@@ -497,7 +497,7 @@ impl Addresses {
         address.is_ipv6() && self.of_other_source.contains_key(address)
     }
 
-    /// Removes replaced routes from `of_other_source`, because the kernel no longer has them.
+    /// Removes replaced routes from `of_other_source`.
     fn forget_replaced(&mut self, run: &[Op], replies: &[Reply]) {
         for (op, reply) in run.iter().zip(replies) {
             if let (Op::BindAddress(address @ IpAddr::V6(_)), Reply::Done) = (op, reply) {
@@ -506,8 +506,8 @@ impl Addresses {
         }
     }
 
-    /// Adds bound addresses to `bound`, and subtracts unbound addresses. After a refused write,
-    /// `bound` is wrong until the next dump.
+    /// Updates `bound` for these writes. After a refused write, the number is wrong until the next
+    /// dump.
     fn count(&mut self, run: &[Op]) {
         let of = |wanted: fn(&Op) -> bool| run.iter().filter(|op| wanted(op)).count();
         self.bound += of(|op| matches!(op, Op::BindAddress(_)));
@@ -528,13 +528,13 @@ impl Addresses {
             _ if self.is_link_refused => {
                 refused("ENODEV, there is no link kube-ipvs0; it could not be made".to_owned())
             }
-            // Another program has just removed the link. The next read shows the link's state.
+            // Another program has just removed the link. The next read of the link shows this.
             _ => Outcome::Unknown,
         }
     }
 }
 
-/// Converts a reply to the state of [`LANDMARK`]. A missing route only makes packets slower.
+/// Converts the reply about [`LANDMARK`]. Without the route, packets are only slower.
 fn landmark(reply: Option<Reply>) -> Landmark {
     match reply {
         Some(Reply::Refused(refusal)) if refusal.errno != libc::EEXIST => {
@@ -552,7 +552,7 @@ fn landmark(reply: Option<Reply>) -> Landmark {
     }
 }
 
-/// Returns the network with this prefix length that contains an address.
+/// Returns the network of this prefix length that contains the address.
 fn network(address: IpAddr, prefix: u8) -> Option<IpNet> {
     Some(IpNet::new(address, prefix).ok()?.trunc())
 }
@@ -561,7 +561,7 @@ fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
 }
 
-/// Returns true if upstream counts this address as a node address.
+/// Returns true if upstream treats this address as an address of the node.
 fn counts(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => !v4.is_loopback(),

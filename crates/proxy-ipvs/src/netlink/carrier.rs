@@ -1,11 +1,11 @@
-//! Kernel interface for the shim's rules and sets: iptables with ipset, or nftables.
+//! Kernel interface of the shim's rules and sets: iptables with ipset, or nftables.
 
 use iptables::Iptables;
 
-/// Kernel interface for the rules and sets of the shim. The shim is the set of rules beside IPVS.
+/// Kernel interface to which the proxy writes the shim (the rules beside IPVS) and its sets.
 #[derive(Debug, Clone)]
 pub enum Carrier {
-    /// iptables, with sets in ipset.
+    /// iptables, with ipsets.
     Iptables(Iptables),
     /// An nftables table, which needs no external program.
     Nftables,

@@ -1,8 +1,8 @@
-//! Errors of a node that cannot run IPVS mode.
+//! Errors that mean that this node cannot run IPVS mode.
 
 use iptables::IptablesError;
 
-/// Reason why this node cannot run IPVS mode. The message names the missing feature and the next
+/// Reason why this node cannot run IPVS mode: the message names the missing feature and the next
 /// step.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -12,16 +12,16 @@ pub enum OpenError {
         "cannot use IPVS: this kernel offers none and has not loaded it; {tried}. Run `modprobe ip_vs` on the host, or boot a kernel with CONFIG_IP_VS"
     )]
     NoIpvs {
-        /// Result of running `modprobe ip_vs`, in words.
+        /// Result of `modprobe ip_vs`, as words for the operator.
         tried: String,
     },
-    /// The process cannot use IPVS, for example because it lacks `CAP_NET_ADMIN`.
+    /// The process may not use IPVS, for example because it lacks `CAP_NET_ADMIN`.
     #[error("cannot use IPVS: {0}")]
     Ipvs(#[source] ipvs_netlink::Error),
-    /// The process cannot use ipset: the kernel lacks ipset, or the process lacks `CAP_NET_ADMIN`.
+    /// The kernel lacks ipset, or the process may not use it (`CAP_NET_ADMIN`).
     #[error("cannot use ipset: {0}")]
     Ipset(#[source] ipset_netlink::Error),
-    /// The process cannot use nftables, or nftables lacks a feature that the shim needs.
+    /// The process may not use nftables, or nftables lacks a feature that the shim needs.
     #[error("cannot use nftables: {0}")]
     Nftables(String),
     /// The kernel lacks nftables.
@@ -30,17 +30,17 @@ pub enum OpenError {
     /// The process cannot read links and addresses over rtnetlink.
     #[error("cannot use rtnetlink: {0}")]
     Route(#[source] netlink_batch::Error),
-    /// The kernel lacks the scheduler, and loading its module failed.
+    /// The kernel lacks the IPVS scheduler, and could not load its module.
     #[error(
         "cannot use IPVS: the kernel has no scheduler `{name}`, nor could it load one: {reason}. Run `modprobe ip_vs_{name}` on the host, or choose another --ipvs-scheduler (ipvs.scheduler)"
     )]
     Scheduler {
-        /// Name of the missing scheduler (`--ipvs-scheduler`).
+        /// Name of the scheduler (`--ipvs-scheduler`).
         name: String,
-        /// The kernel's message about the missing scheduler.
+        /// The kernel's reason.
         reason: String,
     },
-    /// iptables cannot write rules of this family.
+    /// iptables cannot write rules of this IP family.
     #[error("cannot use iptables: {0}")]
     Iptables(#[from] IptablesError),
     /// The process could not start a thread.
@@ -50,18 +50,18 @@ pub enum OpenError {
     Thread(#[from] std::io::Error),
 }
 
-/// A set of another program that has the name of one of our sets, but another type.
+/// Another program's set that has the name of one of our sets, but another type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetInTheWay {
-    /// True if the proxy's next write replaces the foreign set. If false, the foreign set stays,
-    /// and the proxy cannot create its own set with this name.
+    /// True if the proxy's next write replaces the other program's set. If false, that set stays,
+    /// and the proxy cannot create its own.
     pub is_replaced: bool,
-    /// Message that names the set, its type, the consequence and the next step.
+    /// Message for the operator: the set, its type, the consequence and the next step.
     pub message: String,
 }
 
 impl OpenError {
-    /// Returns true if the kernel lacks ipset or nftables. A retry would then also fail.
+    /// Returns true if the kernel lacks ipset or nftables, so that a retry is useless.
     pub fn is_absence(&self) -> bool {
         matches!(
             self,

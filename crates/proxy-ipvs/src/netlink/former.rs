@@ -1,8 +1,8 @@
-//! Leftovers that no other write of this proxy overwrites: leftovers of other modes, of the
-//! iptables backend that is not in use, and of another shim.
+//! Leftovers that the proxy's regular writes do not overwrite: those of other modes, of another
+//! iptables backend, and of another shim.
 //!
-//! If the shim is in nftables, the proxy runs iptables programs only to remove chains of a
-//! kube-proxy. So it runs no program if the kernel has no such chains.
+//! With the shim in nftables, the proxy runs iptables programs only to remove a kube-proxy's
+//! chains. It runs none if the kernel has no such chains.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -24,34 +24,33 @@ use crate::leftovers::{LeftoverPlace, Leftovers};
 use crate::native::TABLE;
 use crate::sets::{Member, Set};
 
-/// Maximum wait until the nft backend releases a set, after the proxy has removed the rules that
-/// match the set.
+/// Longest wait until the nft backend releases a set whose rules the proxy has removed.
 const RELEASED_WITHIN: Duration = Duration::from_secs(2);
 
-/// Path that exists if ipset is built in or loaded. Unlike a request to ipset, a check of this path
+/// Path that exists if ipset is built in or loaded. Unlike a request to ipset, a look at this path
 /// does not load the module.
 const IPSET: &str = "/sys/module/ip_set";
 
-/// Search for leftovers in one IP family. Depends on the shim in use.
+/// Search for leftovers in one IP family, which depends on the shim in use.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LeftoverSearch<'a> {
     pub(super) family: IpFamily,
-    /// Kernel interface of the shim in use: iptables or nftables.
+    /// Kernel interface of the shim in use: iptables with ipset, or nftables.
     pub(super) carrier: &'a Carrier,
     pub(super) modes: Footprints,
 }
 
-/// Completeness of a search for leftovers.
+/// Result of a search for leftovers: complete or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Certainty {
     All,
-    /// The search may have missed some leftovers, because it could not read a part of the kernel's
-    /// state. The next search may find them.
+    /// The search could not read a part of the kernel's state, so it may have missed leftovers. The
+    /// next search may find them.
     Some,
 }
 
-/// Returns the cached result of a search, or searches if there is none. Caches only a complete
-/// result.
+/// Returns the result of an earlier complete search, or else searches now. Keeps the result only if
+/// the search was complete.
 pub(super) fn until_known<T: Clone>(
     known: &mut Option<T>,
     look: impl FnOnce() -> (T, Certainty),
@@ -66,17 +65,16 @@ pub(super) fn until_known<T: Clone>(
     found
 }
 
-/// Treatment of an iptables backend whose rules this process cannot read over netlink.
+/// Treatment of an iptables backend whose rules the process cannot read over netlink.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum IfUnknown {
-    /// The backend counts as having a kube-proxy's chains, so the search runs the backend's
-    /// program.
+    /// The backend counts as having a kube-proxy's chains, so the search runs its program.
     Counts,
     LeftOut,
 }
 
 impl LeftoverSearch<'_> {
-    /// Returns all leftovers that the search could find, and whether the search was complete.
+    /// Returns the leftovers that the search could find, and whether it was complete.
     pub(super) fn find(self) -> (BTreeMap<LeftoverPlace, Arc<Leftovers>>, Certainty) {
         let mut certainty = Certainty::All;
         let mut found = BTreeMap::new();
@@ -107,8 +105,8 @@ impl LeftoverSearch<'_> {
                 Ok(left) => {
                     drop(found.insert(LeftoverPlace::Other(other.backend()), Arc::new(left)));
                 }
-                // Ignores a permanent read error: no packet reaches the rules of a backend that can
-                // never be read.
+                // Ignores a permanent error: in a backend that can never be read, no packet reaches
+                // a rule.
                 Err(error) if !error.kind().may_pass() => {}
                 Err(error) => unknown(&format!("iptables ({})", other.backend()), &error),
             }
@@ -143,7 +141,7 @@ impl LeftoverSearch<'_> {
         Ok(Leftovers::find(Finder::all(self.modes), &saved))
     }
 
-    /// Removes the leftovers in one place of the kernel, and returns the outcome.
+    /// Removes the leftovers at one place in the kernel.
     pub(super) fn remove(
         self,
         place: LeftoverPlace,
@@ -180,7 +178,7 @@ impl LeftoverSearch<'_> {
         }
     }
 
-    /// Returns the members of the former shim's sets.
+    /// Returns the members that are still in the former shim's sets.
     pub(super) fn members(self) -> Result<BTreeMap<Set, BTreeSet<Member>>, String> {
         match self.carrier {
             Carrier::Iptables(_) => {
@@ -202,7 +200,7 @@ impl LeftoverSearch<'_> {
         }
     }
 
-    /// Returns the iptables backends that are not in use and may have leftovers.
+    /// Returns the iptables backends, except the one in use, that may have leftovers.
     fn backends(self) -> Result<Vec<Iptables>, IptablesError> {
         match self.carrier {
             Carrier::Iptables(used) => Ok(Iptables::other_than(used).collect()),
@@ -210,8 +208,8 @@ impl LeftoverSearch<'_> {
         }
     }
 
-    /// Returns the iptables backends that have a kube-proxy's chains, but whose programs are not
-    /// installed. The proxy cannot remove these chains.
+    /// Returns the iptables backends with a kube-proxy's chains whose programs are not installed,
+    /// so that the proxy cannot remove these chains.
     fn out_of_reach(self) -> Result<Vec<Backend>, IptablesError> {
         let Carrier::Nftables = self.carrier else {
             return Ok(Vec::new());
@@ -224,8 +222,8 @@ impl LeftoverSearch<'_> {
         Ok(held)
     }
 
-    /// Returns the iptables backends that have, or may have, a kube-proxy's chains and whose
-    /// programs are installed. Runs only programs of these backends.
+    /// Returns the installed iptables backends that have, or may have, a kube-proxy's chains. Runs
+    /// only these backends' programs.
     fn held_backends(self) -> Result<Vec<Iptables>, IptablesError> {
         let held = self.held(IfUnknown::Counts);
         if held.is_empty() {
@@ -248,7 +246,7 @@ impl LeftoverSearch<'_> {
         Backend::ALL.into_iter().filter(is_held).collect()
     }
 
-    /// Returns the names of other modes' nftables tables, each with the place to which it belongs.
+    /// Returns the names of other modes' nftables tables, each with its kind of place.
     fn tables(self) -> impl Iterator<Item = (&'static str, LeftoverPlace)> {
         let others = self.modes.iter().filter(|mode| ***mode != FOOTPRINT);
         others.flat_map(|mode| {
@@ -260,7 +258,7 @@ impl LeftoverSearch<'_> {
         })
     }
 
-    /// Returns the names of our ipsets that exist in the kernel.
+    /// Returns the names of this proxy's ipsets that exist in the kernel.
     fn own_sets(self) -> Result<Vec<String>, ipset_netlink::Error> {
         if !has_ipset() {
             return Ok(Vec::new());
@@ -305,7 +303,7 @@ mod tests {
         assert_eq!(until_known(&mut known, || (3, Certainty::All)), 2);
     }
 
-    /// Runs the search without CAP_NET_ADMIN, which the kernel requires for reading nftables
+    /// Runs the search without `CAP_NET_ADMIN`, which the kernel requires for reading nftables
     /// tables.
     #[test]
     fn leftovers_without_read_permission_are_unknown() {
@@ -323,7 +321,8 @@ mod tests {
             );
             (is_here, former.find())
         };
-        // Drops the capability in a separate thread, because each thread has its own capabilities.
+        // Drops the capability in a thread of its own, because each thread has its own
+        // capabilities.
         let (is_here, (found, certainty)) = thread::spawn(look).join().unwrap();
         if is_here {
             assert!(found.is_empty(), "{found:?}");

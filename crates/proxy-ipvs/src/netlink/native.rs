@@ -1,9 +1,10 @@
-//! Sets and rules in our own nftables table, over netlink. Each change is one transaction.
+//! The shim's sets and rules in this proxy's nftables table, over netlink. Each change is one
+//! transaction.
 //!
-//! - The kernel applies a transaction as a whole or not at all. If the kernel refuses a
-//!   transaction, this module retries its changes set by set.
-//! - Unlike ipset, nftables refuses to remove a missing element. So before a retry removes an
-//!   element, it adds the element. Adding an existing element changes nothing.
+//! - The kernel applies or refuses a transaction as a whole. After a refusal, this module retries
+//!   the changes set by set.
+//! - Unlike ipset, nftables refuses to remove a missing element. So a retry first adds each element
+//!   that it removes; adding an existing element has no effect.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,22 +27,22 @@ use crate::plan::{Op, Outcome};
 use crate::sets::{Member, Set};
 use crate::shim::native::everything;
 
-/// Maximum number of members in one transaction. Each encoded member takes about 100 bytes.
+/// Maximum number of set members in one transaction. Each encoded member takes about 100 bytes.
 const MEMBERS_AT_ONCE: usize = 8_192;
 
-/// Access to our nftables table of one IP family.
+/// Access to this proxy's nftables table of one IP family.
 #[derive(Debug)]
 pub(super) struct Native {
     nftables: Nftables,
     own: Arc<OwnSockets>,
     family: IpFamily,
-    /// Content of the table at the last read, and the ruleset's generation number at that time.
+    /// Content of the table at the last read, with the ruleset's generation number at that time.
     /// `None` before the first read.
     read: Option<(Generation, Content)>,
     sent: u32,
 }
 
-/// Consecutive writes to one set: elements to add, or elements to remove.
+/// Consecutive writes to one set in one direction: elements to add, or elements to remove.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Run {
     set: Name,
@@ -66,12 +67,12 @@ impl Native {
         })
     }
 
-    /// Returns the number of transactions sent since this handle was opened.
+    /// Returns the number of transactions that this handle has sent.
     pub(super) fn sent(&self) -> u32 {
         self.sent
     }
 
-    /// Returns our sets and their members. Skips a set that has our name but another type.
+    /// Returns the shim's sets with their members. Skips a set that has our name but another type.
     pub(super) fn dump(&mut self) -> Result<FoundSets, Error> {
         self.nftables = self.own.open()?;
         let family = Family::from(self.family);
@@ -93,13 +94,12 @@ impl Native {
                 .iter()
                 .filter_map(|element| Some(member(name, element, self.family)?.1));
             found.members.entry(set).or_default().extend(members);
-            // The kernel grows this set as needed, so it has no limit.
+            // The kernel grows the set as needed, so its capacity has no limit.
             found.sizes.insert(set, u32::MAX);
         }
         if !found.sizes.is_empty() {
-            // The set of source ranges counts as existing even if no nftables set for a prefix
-            // length exists yet. A prefix length's nftables set is created by the write that adds
-            // its first members.
+            // The set of source ranges counts as existing before any of its nftables sets (one per
+            // prefix length) exists: the write that adds the first members creates them.
             let ranges = Set::LoadBalancerSourceCidr;
             found.members.entry(ranges).or_default();
             found.sizes.insert(ranges, u32::MAX);
@@ -107,11 +107,10 @@ impl Native {
         Ok(found)
     }
 
-    /// Creates all sets in one transaction. If the kernel refuses the transaction, creates each set
-    /// separately.
+    /// Creates these sets in one transaction. After a refusal, creates each set separately.
     pub(super) fn create(&mut self, run: &[Op]) -> Vec<Outcome> {
-        // Removes sets of a wrong type first. Linux 5.10 silently accepts a second definition of an
-        // existing set, even with another type.
+        // Removes sets of a wrong type first, because Linux 5.10 silently accepts a second
+        // definition of an existing set, even with another type.
         let mut stay = self.remove_strangers();
         if stay.is_empty() {
             match self.create_together(run) {
@@ -137,7 +136,7 @@ impl Native {
         self.commit(changes.collect())
     }
 
-    /// Removes a set.
+    /// Removes one of the shim's sets.
     pub(super) fn remove(&mut self, op: &Op) -> Outcome {
         let Op::RemoveSet(set) = op else {
             return Outcome::Unknown;
@@ -159,7 +158,7 @@ impl Native {
         })
     }
 
-    /// Returns the nftables sets that have our names but another type.
+    /// Returns the nftables sets that have a name of ours but another type (*strangers*).
     pub(super) fn strangers(&mut self) -> Result<Vec<KernelSet>, Error> {
         let mut there = self.nftables.sets(Family::from(self.family), TABLE)?;
         there.retain(|found| {
@@ -169,8 +168,7 @@ impl Native {
         Ok(there)
     }
 
-    /// Returns the nftables sets that have our names but another type, described for the operator.
-    /// The next write replaces these sets.
+    /// Describes [`strangers`](Self::strangers) for the operator. The next write replaces them.
     pub(super) fn in_the_way(&mut self) -> Result<Vec<SetInTheWay>, Error> {
         let family = Family::from(self.family).name();
         let told = |KernelSet { set, .. }: KernelSet| {
@@ -189,11 +187,10 @@ impl Native {
         Ok(self.strangers()?.into_iter().map(told).collect())
     }
 
-    /// Removes [`strangers`](Self::strangers), which cannot contain our members and block the
-    /// creation of our sets. Returns the sets that the kernel refused to remove, each with the
-    /// reason.
+    /// Removes [`strangers`](Self::strangers): they cannot hold our members, and prevent the
+    /// creation of our sets. Returns those that the kernel refused to remove, each with the reason.
     fn remove_strangers(&mut self) -> BTreeMap<Name, Failure> {
-        // If this read fails, the next write reports the error.
+        // If this read fails, so does the next write, which reports the error.
         let there = self.strangers().unwrap_or_default();
         let mut stay = BTreeMap::new();
         for found in there {
@@ -213,14 +210,14 @@ impl Native {
         stay
     }
 
-    /// Replaces sets that rules match. nftables rules can match only sets of their own table, so
-    /// all these rules are in our table. The same transaction also changes the rules:
+    /// Replaces strangers that rules match. Rules can match only sets of their own table, so these
+    /// rules are in ours. In the same transaction, this function:
     ///
-    /// - It writes the rules of our chains again.
-    /// - It removes the rules of all other chains in our table, which are drift.
+    /// - writes the rules of our chains again
+    /// - removes the rules of other chains in our table, which are drift
     ///
-    /// If the kernel refuses this transaction, a second transaction omits the rules that match a
-    /// replaced set.
+    /// If the kernel refuses this transaction, a second one omits the rules that match a replaced
+    /// set.
     fn replace(&mut self, strangers: &[Name]) -> Result<(), Failure> {
         let read = self.read();
         let there = read.map_err(|error| Failure::Unsent(error.to_string()))?;
@@ -247,14 +244,15 @@ impl Native {
         }
     }
 
-    /// Adds and removes members. Divides very many writes into several transactions, because these
-    /// need less memory. This is safe, because no packet needs all these members at the same time.
+    /// Adds and removes set members. Splits very many writes into several transactions to save
+    /// memory. No packet needs all these members at the same time.
     pub(super) fn apply(&mut self, run: &[Op]) -> Vec<Outcome> {
         let parts = run.chunks(MEMBERS_AT_ONCE);
         parts.flat_map(|part| self.apply_together(part)).collect()
     }
 
-    /// Adds and removes these members in a single transaction.
+    /// Adds and removes set members in one transaction. After a refusal, writes each set
+    /// separately.
     fn apply_together(&mut self, run: &[Op]) -> Vec<Outcome> {
         let changes = self.changes(self.runs(run));
         match self.commit(changes) {
@@ -270,7 +268,7 @@ impl Native {
                 {
                     let runs = self.runs(part);
                     if part.iter().any(is_replacement) {
-                        // Removes the former member, and then adds the new one.
+                        // Removes the former member before it adds the new one.
                         let mut outcome = Outcome::Done;
                         for run in runs {
                             outcome = self.try_alone(run);
@@ -288,7 +286,8 @@ impl Native {
                 }
                 outcomes
             }
-            // The transaction does not fit into the socket's buffer.
+            // The transaction does not fit into the socket's buffer, so each half is sent
+            // separately.
             Err(Failure::TooLarge(_)) if run.len() > 1 => {
                 let (first, second) = run.split_at(run.len() / 2);
                 let mut outcomes = self.apply_together(first);
@@ -299,7 +298,7 @@ impl Native {
         }
     }
 
-    /// Returns the elements that a write adds or removes, in order.
+    /// Returns the elements that a write adds or removes, with the direction of each.
     fn elements(&self, op: &Op) -> impl Iterator<Item = (Direction, SetElement)> {
         let (removed, added) = match op {
             Op::AddMember(set, member) => (None, Some((*set, member))),
@@ -318,10 +317,10 @@ impl Native {
         removed.into_iter().chain(added)
     }
 
-    /// Groups consecutive writes by kernel set and by direction (add or remove).
+    /// Groups consecutive writes by nftables set and by direction (add or remove).
     fn runs(&self, ops: &[Op]) -> Vec<Run> {
-        // One of our sets may be several kernel sets, one for each prefix length. Each kernel set
-        // gets its own run of writes.
+        // Source ranges have one nftables set per prefix length, and each of these sets needs its
+        // own run.
         let mut runs: Vec<Run> = Vec::new();
         let writes = ops.iter().flat_map(|op| self.elements(op));
         for (direction, SetElement { set, element }) in writes {
@@ -351,16 +350,15 @@ impl Native {
         changes
     }
 
-    /// Returns the change that creates the set for one prefix length of source ranges. A
-    /// transaction that adds members to such a set must contain this change. Returns `None` for all
-    /// other sets, because they exist already.
+    /// Returns the change that creates a set of source ranges, which a transaction with its members
+    /// must contain. Returns `None` for any other set, because it exists already.
     fn part(&self, name: &Name) -> Option<Change> {
         let is_part = is_of(name, self.family) == Some(Set::LoadBalancerSourceCidr);
         let definition = is_part.then(|| definition_of(name, self.family))?;
         definition.map(Change::AddSet)
     }
 
-    /// Adds or removes the elements of one kernel set, in a separate transaction.
+    /// Adds or removes the elements of one nftables set in a separate transaction.
     fn try_alone(&mut self, run: Run) -> Outcome {
         let (name, direction) = (run.set.clone(), run.direction);
         let runs = match direction {
@@ -392,8 +390,8 @@ impl Native {
         }
     }
 
-    /// Reads chains, rules and forbidden addresses. Sends only one query if the ruleset has not
-    /// changed since the last read.
+    /// Reads chains, rules and forbidden addresses of our table. If the ruleset is unchanged since
+    /// the last read, this needs only one query.
     pub(super) fn read(&mut self) -> Result<Content, Error> {
         let generation = self.nftables.generation()?;
         if let Some((of, content)) = &self.read
@@ -429,8 +427,8 @@ impl Native {
                     .collect();
             }
         }
-        // Stores the ruleset's generation number with the content. A later change to the ruleset
-        // changes this number, so the next read detects it.
+        // Any change to the ruleset changes its generation number, by which the next read notices
+        // the change.
         self.read = Some((generation, content.clone()));
         Ok(content)
     }
@@ -439,8 +437,8 @@ impl Native {
     pub(super) fn write_content(&mut self, wanted: &Content, installed: &Content) -> Outcome {
         if installed.activity == Activity::Dormant {
             // Activates a dormant table in a separate transaction, because the kernel refuses new
-            // base chains in the transaction that activates the table. If the kernel refuses the
-            // activation, the next transaction reports the same reason.
+            // base chains together with the activation. If the kernel refuses the activation, the
+            // next transaction fails with the same reason.
             drop(self.commit(vec![add_table(self.family)]));
         }
         let mut written = self.commit(wanted.changes(installed, self.family));
@@ -484,18 +482,18 @@ impl Native {
     }
 }
 
-/// Reason why a transaction failed, or why its result is unknown.
+/// Reason why a transaction failed, or why its outcome is unknown.
 #[derive(Debug)]
 enum Failure {
-    /// The kernel refused some changes of the transaction.
+    /// The kernel refused single changes of the transaction.
     Refused(Refusal),
-    /// The kernel refused the whole transaction, without naming a change.
+    /// The kernel refused the transaction as a whole, without naming a change.
     Whole(Refusal),
-    /// The transaction does not fit into the socket's largest buffer, so it was not sent.
+    /// The transaction is larger than the largest buffer of the socket, so it was not sent.
     TooLarge(String),
     /// The kernel's reply was lost. The kernel may have applied the transaction.
     Unknown,
-    /// The process could not send the transaction or receive the reply.
+    /// The process could not send the transaction, or could not receive the reply.
     Unsent(String),
 }
 
@@ -519,8 +517,8 @@ impl Failure {
     }
 }
 
-/// Returns true if a kernel set equals the wanted definition. Ignores the comment, and the names of
-/// the packet fields in the key (`type_of`), because both are only for display.
+/// Returns true if a kernel set has the wanted definition. Ignores the comment and the names of
+/// packet fields in the key (`type_of`), which are only for display.
 fn is_alike(wanted: &nftables_netlink::Set, there: &KernelSet) -> bool {
     let kind = |of: &nftables_netlink::Set| nftables_netlink::Set {
         type_of: None,
@@ -530,9 +528,8 @@ fn is_alike(wanted: &nftables_netlink::Set, there: &KernelSet) -> bool {
     kind(wanted) == kind(&there.set) && there.other_flags == 0
 }
 
-/// Returns true if another program's set with our name but another type may have caused the
-/// refusal. If such a set exists, the kernel refuses our definition of the set, or later our
-/// elements.
+/// Returns true if a stranger, a set with our name but another type, may be the reason of the
+/// refusal: the kernel then refuses our definition of the set, or its elements.
 fn may_be_a_strangers(refusal: &Refusal) -> bool {
     matches!(
         refusal.errno,
@@ -550,8 +547,8 @@ fn is_missing(error: &Error) -> bool {
     )
 }
 
-/// Returns the members that an earlier run left in our nftables table, for a shim that now uses
-/// ipsets. Returns no members if the table does not exist.
+/// Returns the set members that an earlier run left in our nftables table, for a shim that now uses
+/// ipsets. Returns none if the table does not exist.
 pub(super) fn members(family: IpFamily) -> Result<BTreeMap<Set, BTreeSet<Member>>, Error> {
     match Native::open(family, Arc::default()) {
         Ok(mut native) => Ok(native.dump()?.members),
@@ -560,8 +557,8 @@ pub(super) fn members(family: IpFamily) -> Result<BTreeMap<Set, BTreeSet<Member>
     }
 }
 
-/// Returns true if this kernel's nf_tables does not support the IP family. Such a kernel refuses
-/// every change to tables of this family.
+/// Returns true if this kernel's nf_tables does not support the IP family, so that it refuses every
+/// change to tables of this family.
 pub(super) fn lacks_tables(nftables: &mut Nftables, family: IpFamily) -> bool {
     let transaction = Transaction {
         family: family.into(),
@@ -577,8 +574,8 @@ pub(super) fn lacks_tables(nftables: &mut Nftables, family: IpFamily) -> bool {
     }
 }
 
-/// Tests whether the kernel supports our nftables table with the shim (the rules beside IPVS).
-/// Sends a transaction with every kind of chain and every expression, but never commits it.
+/// Tests whether the kernel supports the shim's nftables table: sends a transaction with every kind
+/// of chain and every expression, but never commits it.
 pub(super) fn probe(family: IpFamily) -> Result<(), String> {
     let mut nftables = Nftables::open().map_err(|error| error.to_string())?;
     let all = everything(family);

@@ -1,4 +1,4 @@
-//! Opens the kernel interfaces for IPVS mode: loads IPVS, and checks that the kernel and this node
+//! Opens the kernel interfaces of IPVS mode: loads IPVS, and checks that the kernel and the node
 //! have all required features.
 
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::error::OpenError;
 use super::native;
 use super::servers::Servers;
 
-/// Timeout for running `modprobe ip_vs`.
+/// Longest run of `modprobe ip_vs`.
 const MODPROBE_LIMIT: Duration = Duration::from_secs(30);
 
 pub(super) fn nftables_missing(error: &nftables_netlink::Error) -> OpenError {
@@ -30,8 +30,8 @@ pub fn check_ipset() -> Result<(), OpenError> {
     Ipset::open().map(drop).map_err(OpenError::Ipset)
 }
 
-/// Checks that the kernel has nftables, with tables for IPv4 or IPv6. The check may make the kernel
-/// load the module, but it creates no object.
+/// Checks that the kernel has nftables tables for IPv4 or IPv6. The check may make the kernel load
+/// the module, but creates nothing.
 ///
 /// # Errors
 ///
@@ -46,8 +46,8 @@ pub fn check_nftables() -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Tests whether the kernel's nftables supports the shim (the rules beside IPVS) of an IP family,
-/// in the network namespace of the calling thread. Leaves no object in the kernel.
+/// Tests whether nftables supports the shim (the rules beside IPVS) of an IP family, in the network
+/// namespace of the calling thread. Leaves nothing behind in the kernel.
 ///
 /// # Errors
 ///
@@ -58,11 +58,12 @@ pub fn probe_nftables(family: IpFamily) -> Result<(), OpenError> {
 
 /// Loads IPVS as [`open`](super::NetlinkKernel::open) does, and sets the timeouts of idle
 /// connections as [`set_timeouts`](super::NetlinkKernel::set_timeouts) does. Needs no iptables and
-/// writes no rule.
+/// writes no rules.
 ///
 /// # Errors
 ///
-/// Fails for the same reasons as these two functions.
+/// Fails for the same reasons as [`open`](super::NetlinkKernel::open) and
+/// [`set_timeouts`](super::NetlinkKernel::set_timeouts).
 pub fn prepare(tcp: Duration, tcp_fin: Duration, udp: Duration) -> Result<(), OpenError> {
     let mut servers = open_loading(IpFamily::V4)?;
     if [tcp, tcp_fin, udp] == [Duration::ZERO; 3] {
@@ -72,7 +73,7 @@ pub fn prepare(tcp: Duration, tcp_fin: Duration, udp: Duration) -> Result<(), Op
     set.map_err(OpenError::Ipvs)
 }
 
-/// Opens IPVS. If the kernel does not load the module by itself, runs `modprobe ip_vs` once.
+/// Opens IPVS. If the kernel does not load the module itself, runs `modprobe ip_vs` once.
 pub(super) fn open_loading(family: IpFamily) -> Result<Servers, OpenError> {
     match Servers::open(family) {
         Err(ipvs_netlink::Error::FamilyMissing) => {
@@ -86,7 +87,7 @@ pub(super) fn open_loading(family: IpFamily) -> Result<Servers, OpenError> {
     }
 }
 
-/// Runs `modprobe ip_vs`, and describes the result in words.
+/// Runs `modprobe ip_vs`, and returns the result as words for the operator.
 fn modprobe_ip_vs() -> String {
     let Some(modprobe) = Program::find("modprobe") else {
         return "there is no `modprobe` here".to_owned();

@@ -1,10 +1,9 @@
 //! Tests whether a kernel supports all sets and rules of IPVS mode, before the node depends on it
-//! (`--init-only`).
+//! (`--init-only`):
 //!
-//! 1. The test creates a set of each type, and rules that match a set. These rules are in a chain
-//!    that no packet reaches.
-//! 2. The kernel loads the modules that these objects need.
-//! 3. The test removes all objects that it created.
+//! 1. It creates a set of each type, and rules that match a set, in a chain that no packet reaches.
+//! 2. The kernel loads the modules for these sets and rules.
+//! 3. It removes all sets and rules that it created.
 
 use std::time::Duration;
 
@@ -15,22 +14,21 @@ use iptables::{
 };
 use proxy::IpFamily;
 
-/// Maximum wait until the nft backend releases a set, after the test has removed the rules that
-/// match the set.
+/// Longest wait until the nft backend releases a set whose rules the test has removed.
 const RELEASED_WITHIN: Duration = Duration::from_secs(2);
 
-/// Types of the sets that the shim (the rules beside IPVS) matches.
+/// Types of the sets that the shim (the rules beside IPVS) needs.
 const TYPES: [SetType; 5] = [
     SetType::BitmapPort,
     SetType::HashIpPort,
     SetType::HashIpPortIp,
     SetType::HashIpPortNet,
-    // This type must be last: the test rules match the set that is created last.
+    // Last, because the test rules match the set that is created last.
     SetType::HashIp,
 ];
 
-/// Returns test rules that match this existing set. Together, they use all matches and targets that
-/// every cluster needs.
+/// Returns test rules that match this set. Together, they have all matches and targets that every
+/// cluster needs.
 fn rules(set: &str, family: IpFamily) -> [(Table, Rule); 5] {
     const MARK: u32 = 0x4000;
     let in_set = || Match::InSet(set.to_owned().into(), &[Field::Destination]);
@@ -46,25 +44,25 @@ fn rules(set: &str, family: IpFamily) -> [(Table, Rule); 5] {
     [one, two, three, four, (Table::Filter, reject)]
 }
 
-/// Name of a set that does not exist.
+/// Name of a set that never exists.
 const NO_SET: &str = "KUBE-PROXY-NO-SET";
 
-/// Reason why this node cannot run IPVS mode: a missing feature of the kernel or of iptables.
+/// Feature of the kernel or of iptables whose absence prevents IPVS mode on this node.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// The test could not create a set.
+    /// The kernel refused a set.
     #[error("cannot make the sets of ipvs mode: {0}")]
     Set(#[from] ipset_netlink::Error),
-    /// The test could not write a rule.
+    /// The kernel or iptables refused a rule.
     #[error("cannot write the rules of ipvs mode: {0}")]
     Rule(#[from] IptablesError),
-    /// The kernel's ipset cannot store a packet mark for each member.
+    /// ipset of this kernel cannot store a packet mark with each member.
     #[error(
         "--ipvs-semantics=exact needs sets with marks, or --ipvs-shim=nftables (Linux 5.2 or newer): {0}"
     )]
     Marks(ipset_netlink::Error),
-    /// The kernel or the `iptables` program lacks the target that copies the mark of a set member
-    /// to a packet.
+    /// The kernel or the `iptables` program lacks the target that copies a set member's mark to the
+    /// packet.
     #[error(
         "--ipvs-semantics=exact needs rules with the target `SET --map-mark` in table mangle (iptables 1.6 and Linux 3.18, modules \
          xt_set and iptable_mangle, or newer), or --ipvs-shim=nftables: {0}"
@@ -72,12 +70,12 @@ pub enum ProbeError {
     MarkTarget(IptablesError),
 }
 
-/// Checks that ipsets and iptables rules can set packet marks. Writes nothing: the test's rule
-/// names a set that does not exist, so `iptables-restore` rejects the whole input.
+/// Checks that ipsets and iptables rules can set packet marks. Writes nothing: the test rule names
+/// a set that does not exist, so `iptables-restore` rejects the whole input.
 ///
 /// # Errors
 ///
-/// Names the missing feature. Ignores a failure that may be temporary.
+/// Names the missing feature. Failures that may be temporary do not count.
 pub fn check_marks(iptables: &Iptables, family: IpFamily) -> Result<(), ProbeError> {
     const DST: &[Field] = &[Field::Destination, Field::Destination];
     let set_family = match family {
@@ -102,7 +100,7 @@ pub fn check_marks(iptables: &Iptables, family: IpFamily) -> Result<(), ProbeErr
     }
 }
 
-/// Chain of the test's rule, which is never written.
+/// Chain of the test rule, which is never written.
 const PROBE_CHAIN: &str = "KUBE-PROXY-PROBE";
 
 /// Tests the sets and rules of IPVS mode in the network namespace of the calling thread. `iptables`
@@ -110,15 +108,15 @@ const PROBE_CHAIN: &str = "KUBE-PROXY-PROBE";
 ///
 /// # Errors
 ///
-/// Names the refused set or rule, with the reason.
+/// Names the refused set or rule, and the reason.
 pub fn probe(iptables: &Iptables, family: IpFamily) -> Result<(), ProbeError> {
     let (name, kind) = match family {
         IpFamily::V4 => ("KUBE-PROXY-PROBE", Family::Inet),
         IpFamily::V6 => ("KUBE-6-PROXY-PROBE", Family::Inet6),
     };
     let mut ipset = Ipset::open()?;
-    // Rules of an earlier, interrupted test may still match the set. Writing and removing a rule in
-    // the test's chain also removes these earlier rules, so the set can be destroyed.
+    // Rules of an interrupted test may still match the set. Writing and removing a rule in the
+    // test's chain removes those rules too, so that the set can be destroyed.
     if ipset.destroy_released(name, RELEASED_WITHIN).is_err() {
         let empty = |table| (table, Rule::new([], Target::Return));
         iptables.try_rules(family, &[Table::Nat, Table::Filter].map(empty))?;

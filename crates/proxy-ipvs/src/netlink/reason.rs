@@ -1,10 +1,10 @@
-//! Outcomes and messages for writes that the kernel refused.
+//! Outcomes of writes that the kernel refused, with messages for the operator.
 
 use netlink_batch::{Error, Refusal};
 
 use crate::plan::{Fault, Outcome};
 
-/// Names of error numbers, as manual pages write them.
+/// Symbolic names of error numbers, as manual pages use them.
 const NAMES: [(i32, &str); 19] = [
     (libc::EPERM, "EPERM"),
     (libc::ENOENT, "ENOENT"),
@@ -27,8 +27,8 @@ const NAMES: [(i32, &str); 19] = [
     (libc::ENOBUFS, "ENOBUFS"),
 ];
 
-/// Returns the outcome of a refusal that is caused by the kernel or this node. Other writes may
-/// then fail, too.
+/// Returns the outcome of a refusal that the kernel or this node causes, so that other writes may
+/// fail as well.
 pub(super) fn refused(reason: String) -> Outcome {
     Outcome::Refused {
         reason,
@@ -36,8 +36,8 @@ pub(super) fn refused(reason: String) -> Outcome {
     }
 }
 
-/// Returns the outcome of a refusal that is caused by the entry: the entry is invalid, or this
-/// kernel does not support it.
+/// Returns the outcome of a refusal that the entry causes: it is invalid, or this kernel does not
+/// support it.
 pub(super) fn wrong(reason: String) -> Outcome {
     Outcome::Refused {
         reason,
@@ -45,7 +45,7 @@ pub(super) fn wrong(reason: String) -> Outcome {
     }
 }
 
-/// Returns the outcome of a refusal that shows that the proxy's tables differ from the kernel's
+/// Returns the outcome of a refusal that shows that the proxy's tables are wrong about the kernel's
 /// state.
 pub(super) fn surprise(reason: String) -> Outcome {
     Outcome::Refused {
@@ -54,8 +54,8 @@ pub(super) fn surprise(reason: String) -> Outcome {
     }
 }
 
-/// Returns the outcome of a refusal. Attributes the refusal to the entry if the error is about
-/// invalid values or unsupported features, and otherwise to the node.
+/// Returns the outcome of a refusal. Errors about invalid values or unsupported features count as
+/// caused by the entry, all other errors as caused by the node.
 pub(super) fn refused_or_wrong(refusal: &Refusal, next: &str) -> Outcome {
     let said = said(refusal, next);
     match refusal.errno {
@@ -68,8 +68,8 @@ pub(super) fn refused_or_wrong(refusal: &Refusal, next: &str) -> Outcome {
     }
 }
 
-/// Formats the kernel's error with its name and the next step. Errors about permissions or memory
-/// have a fixed next step. For all other errors, `next` is the next step.
+/// Describes the kernel's error with its symbolic name, and advises the operator: with fixed advice
+/// for errors about permissions or memory, otherwise with `next`.
 pub(super) fn said(refusal: &Refusal, next: &str) -> String {
     let next = match refusal.errno {
         libc::EPERM => "CAP_NET_ADMIN is needed: run as root, or grant it",
@@ -83,7 +83,7 @@ pub(super) fn said(refusal: &Refusal, next: &str) -> String {
     }
 }
 
-/// Returns the outcome of a write whose batch could not be sent or got no reply.
+/// Returns the outcome of a write whose batch was not sent, or got no reply.
 pub(super) fn unsent(error: &Error) -> Outcome {
     match error {
         Error::Permission { .. } => refused(error.to_string()),

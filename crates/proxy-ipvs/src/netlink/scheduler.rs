@@ -1,13 +1,13 @@
-//! Tests whether the kernel has a scheduler.
+//! Tests whether the kernel has an IPVS scheduler.
 //!
-//! - At its start, the proxy tests the node's scheduler (`--ipvs-scheduler`), because most virtual
+//! - At the start, the proxy tests the node's scheduler (`--ipvs-scheduler`), because most virtual
 //!   servers need it.
-//! - The proxy's read-only worker thread tests another scheduler when a Service first names it.
+//! - When a Service first requests another scheduler, the read-only worker thread tests it.
 //! - A scheduler that an existing virtual server uses needs no test.
 //!
-//! The kernel has no list of schedulers. It loads a scheduler's module when a new virtual server
-//! names the scheduler. So, like upstream, the test creates and removes a virtual server. The
-//! address of this virtual server is reserved for documentation (RFC 5737): 198.51.100.0:20000.
+//! The kernel has no list of schedulers; it loads a scheduler's module when a new virtual server
+//! names it. So, like upstream, the test creates and removes a virtual server. Its address is
+//! reserved for documentation (RFC 5737): 198.51.100.0:20000.
 
 use std::fs;
 use std::path::Path;
@@ -20,16 +20,15 @@ use super::error::OpenError;
 use crate::footprint::PROBE;
 use crate::server::VirtualServerKey;
 
-/// Tests whether the kernel has a scheduler (`rr`, `mh`, ...), in the network namespace of the
-/// calling thread. During the test, the kernel loads the scheduler's module if it can. Also removes
-/// a virtual server that an interrupted test left.
+/// Tests whether the kernel has an IPVS scheduler (`rr`, `mh`, ...), in the network namespace of
+/// the calling thread. The kernel loads the scheduler's module if it can. Also removes a virtual
+/// server that an interrupted test left.
 ///
 /// # Errors
 ///
 /// Returns [`OpenError::Scheduler`] if the kernel lacks the scheduler.
 pub fn probe_scheduler(name: &str) -> Result<(), OpenError> {
-    /// Lock that prevents two tests at the same time, because the tests of both IP families use the
-    /// same address.
+    /// Serializes the tests, because both IP families use the same test address.
     static ASKING: Mutex<()> = Mutex::new(());
     let lacking = |reason: &dyn std::fmt::Display| OpenError::Scheduler {
         name: name.to_owned(),
@@ -43,14 +42,14 @@ pub fn probe_scheduler(name: &str) -> Result<(), OpenError> {
         Reply::Refused(refusal) if refusal.errno != libc::EEXIST => {
             Err(OpenError::Ipvs(refusal.into()))
         }
-        // Skips the test and reports success, because another program has a virtual server at the
-        // test's address.
+        // Skips the test and reports success: another program has a virtual server at the test
+        // address.
         _ => Ok(()),
     }
 }
 
-/// Creates and removes the test's virtual server. Returns the reply to its creation, or `Done` if
-/// no test is necessary.
+/// Creates and removes the test's virtual server. Returns the reply to the creation, or `Done` if
+/// no test is needed.
 fn ask(ipvs: &mut Ipvs, scheduler: Name) -> Result<Reply, Error> {
     let key = ServiceKey::from(VirtualServerKey::from(PROBE));
     let there = ipvs.services()?;
@@ -79,8 +78,8 @@ fn execute(
     Ok(reply.unwrap_or(Reply::Unknown))
 }
 
-/// Returns true if an existing virtual server uses this scheduler. Ignores a virtual server that an
-/// interrupted test left.
+/// Returns true if an existing virtual server, other than that of an interrupted test, uses this
+/// scheduler.
 fn is_used(scheduler: Name, there: &[ServiceEntry]) -> bool {
     let key = ServiceKey::from(VirtualServerKey::from(PROBE));
     there
@@ -88,9 +87,9 @@ fn is_used(scheduler: Name, there: &[ServiceEntry]) -> bool {
         .any(|entry| entry.service.scheduler == scheduler && entry.service.key != key)
 }
 
-/// Checks whether the kernel has a scheduler, without writing to the kernel. If the kernel lacks
-/// the scheduler, returns the reason as a clause. Returns `None` if the kernel has the scheduler,
-/// or if the result is unclear, for example in a container without `/lib/modules`.
+/// Checks without a write whether the kernel has a scheduler. Returns the reason, as a clause, if
+/// the kernel lacks it. Returns `None` if the kernel has it, or if this is unclear, for example in
+/// a container without `/lib/modules`.
 pub fn foresee_scheduler(name: &str) -> Option<String> {
     let there = Ipvs::open().and_then(|mut ipvs| ipvs.services()).ok()?;
     let is_used = name.parse().is_ok_and(|name| is_used(name, &there));

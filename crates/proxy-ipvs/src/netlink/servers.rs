@@ -1,4 +1,4 @@
-//! Virtual servers of one IP family and their destinations, over generic netlink.
+//! Virtual servers and destinations of one IP family, over generic netlink.
 
 mod write;
 
@@ -22,10 +22,9 @@ use write::Writing;
 pub(super) struct Servers {
     ipvs: Ipvs,
     family: IpFamily,
-    /// True if the kernel accepts the flag [`Properties::OWNED`], as all known kernels do.
+    /// True until the kernel refuses the flag [`Properties::OWNED`]. All known kernels accept it.
     takes_notes: bool,
-    /// The kernel's counter of virtual servers. `None` for IPv6, for which the kernel has no
-    /// counter.
+    /// The kernel's counter of virtual servers. `None` for IPv6, which has no counter.
     counter: Option<ServiceCounter>,
 }
 
@@ -58,8 +57,7 @@ impl Servers {
         self.ipvs.sent()
     }
 
-    /// Reads all virtual servers of this IP family. Skips those with a protocol that no Service can
-    /// have.
+    /// Reads all virtual servers of this IP family. Skips those whose protocol no Service can have.
     pub(super) fn dump(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, Error> {
         self.ipvs = Ipvs::open()?;
         let mut schedulers: BTreeSet<Arc<str>> = BTreeSet::new();
@@ -74,8 +72,7 @@ impl Servers {
             };
             let mut destinations: Vec<_> = destinations.iter().map(real_server).collect();
             destinations.sort_unstable();
-            // Removes duplicates: if another program changes the list during the read, a
-            // destination may occur twice.
+            // If another program changes the list during the dump, a destination may occur twice.
             destinations.dedup_by_key(|real| real.target);
             let name = service.scheduler.as_str();
             let scheduler = schedulers.get(name).cloned().unwrap_or_else(|| name.into());
@@ -89,8 +86,8 @@ impl Servers {
         Ok(servers)
     }
 
-    /// Returns the number of active and inactive connections of each destination. Does not count
-    /// persistence templates. Upstream kube-proxy also drains a destination until this number is 0.
+    /// Returns the number of active and inactive connections of each destination, without
+    /// persistence templates. Upstream's drain waits until this number is 0, too.
     pub(super) fn connections(
         &mut self,
         keys: &[VirtualServerKey],
@@ -128,16 +125,15 @@ impl Servers {
         })
     }
 
-    /// Writes virtual servers and destinations, with as many netlink messages as necessary.
+    /// Writes virtual servers and destinations, in as many netlink messages as needed.
     pub(super) fn apply(&mut self, run: &[Op]) -> Vec<Outcome> {
         let (family, ipvs) = (self.ipvs.family(), &mut self.ipvs);
         let execute = |batch: &Batch| ipvs.execute(batch);
         Writing::new(family, execute, &mut self.takes_notes).run(run)
     }
 
-    /// Returns the destinations of a virtual server, or `None` if the virtual server does not
-    /// exist. The kernel's dump is also empty for a virtual server without destinations, so a
-    /// second query distinguishes the two cases.
+    /// Returns the destinations of a virtual server, or `None` if it does not exist. The kernel's
+    /// dump is empty in both cases, so a second query tells them apart.
     fn destinations(&mut self, key: &ServiceKey) -> Result<Option<Vec<DestinationEntry>>, Error> {
         let destinations = self.ipvs.destinations(key)?;
         if destinations.is_empty() && self.ipvs.service(key)?.is_none() {

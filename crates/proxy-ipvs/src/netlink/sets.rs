@@ -1,4 +1,4 @@
-//! The `KUBE-*` ipsets of one IP family, over nfnetlink.
+//! The `KUBE-*` ipsets of one IP family, read and written over nfnetlink.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -16,12 +16,12 @@ use crate::kernel::FoundSets;
 use crate::plan::{Op, Outcome};
 use crate::sets::{Member, Set, SetKind};
 
-/// Access to our ipsets of one IP family.
+/// Access to this proxy's ipsets of one IP family.
 #[derive(Debug)]
 pub(super) struct Sets {
     ipset: Ipset,
     family: IpFamily,
-    /// Sets that could not be created. Writes of their members fail for the same reason.
+    /// Sets that the kernel refused to create. Writes of their members fail for the same reason.
     refused: BTreeSet<Set>,
 }
 
@@ -38,9 +38,9 @@ impl Sets {
         self.ipset.sent()
     }
 
-    /// Reads our sets one by one instead of all sets in one dump, because other programs' sets may
-    /// be huge. Skips another program's set that has our name but another type: the later attempt
-    /// to create our set reports the reason.
+    /// Reads each of our sets separately, because a dump of all sets may contain huge sets of other
+    /// programs. Skips a set with our name but another type; the attempt to create our set reports
+    /// it.
     pub(super) fn dump(&mut self) -> Result<FoundSets, Error> {
         self.ipset = Ipset::open()?;
         let mut dump = FoundSets::default();
@@ -62,8 +62,8 @@ impl Sets {
         Ok(dump)
     }
 
-    /// Returns other programs' sets that have our names but another type. This proxy does not
-    /// remove such sets.
+    /// Returns other programs' sets that have a name of ours, but another type. The proxy does not
+    /// remove them.
     pub(super) fn in_the_way(&mut self) -> Result<Vec<SetInTheWay>, Error> {
         let named = |header: &Header| Set::by_name(&header.name, self.family);
         let there = self.ipset.headers()?.into_iter();
@@ -116,7 +116,7 @@ impl Sets {
         let wanted = definition(set, self.family).with_maxelem(size);
         match self.ipset.create(&set.name(self.family), &wanted) {
             Ok(_) => Outcome::Done,
-            // The existing set has the wanted type, but another size.
+            // The existing set has the right type, but another size.
             Err(Error::Mismatch { exists, .. }) if serves_as(&exists, set, self.family) => {
                 if self::size(&exists) >= size {
                     return Outcome::Done;
@@ -141,8 +141,8 @@ impl Sets {
         }
     }
 
-    /// Replaces a set with a larger set that has the same members, because the kernel cannot resize
-    /// a set. The kernel swaps the two sets atomically, so rules see every member at all times.
+    /// Replaces a set by a larger set with the same members, because the kernel cannot resize a
+    /// set. The swap is atomic, so rules match every member at all times.
     fn grow(&mut self, name: &str, wanted: &Definition) -> Result<(), Error> {
         let spare = spare(self.family);
         let entries = self.ipset.list(name)?.entries;
@@ -159,11 +159,10 @@ impl Sets {
         grown.and(destroyed)
     }
 
-    /// Adds and removes members.
+    /// Adds and removes set members.
     pub(super) fn apply(&mut self, run: &[Op]) -> Vec<Outcome> {
         let writes: Vec<_> = run.iter().filter_map(write).collect();
-        // Combines consecutive writes to the same set into one request, if all of them add or all
-        // of them remove members.
+        // Consecutive additions to one set, or removals from it, form one request.
         let runs: Vec<_> = writes
             .chunk_by(|one, next| (one.0, one.1) == (next.0, next.1))
             .filter_map(|writes| {
@@ -226,8 +225,8 @@ impl Sets {
     }
 }
 
-/// Returns advice for removing another program's set that has our name. The advice depends on
-/// whether rules match the set. Rules match sets by name, so our own rules may match this set, too.
+/// Returns advice on how to remove another program's set that has our name. It depends on whether
+/// rules match the set. Rules name sets, so our own rules may match this set, too.
 fn way_out(exists: &Header) -> String {
     let name = &exists.name;
     match exists.references {
@@ -242,7 +241,7 @@ fn way_out(exists: &Header) -> String {
     }
 }
 
-/// Returns the capacity of a set. A bitmap has room for every port.
+/// Returns the capacity of a set in members. A bitmap has room for every port.
 fn size(header: &Header) -> u32 {
     let maxelem = header.definition.and_then(|there| there.maxelem());
     maxelem.unwrap_or(u32::MAX)
@@ -261,8 +260,7 @@ fn add_failure(outcome: ipset_netlink::Outcome, set: &str) -> Option<Error> {
     }
 }
 
-/// Returns true if a kernel set has the right type for the members of our set. Ignores the
-/// capacity.
+/// Returns true if an existing set can hold the members of our set. Ignores the capacity.
 fn serves_as(header: &Header, set: Set, family: IpFamily) -> bool {
     let size = header.definition.and_then(|there| there.maxelem());
     header.matches(&definition(set, family).with_maxelem(size.unwrap_or_default()))
@@ -289,7 +287,7 @@ fn definition(set: Set, family: IpFamily) -> Definition {
 
 fn write(op: &Op) -> Option<(Set, Action, Entry)> {
     match op {
-        // The kernel replaces the mark of an existing entry.
+        // Adding an existing entry replaces its mark.
         Op::AddMember(set, member) | Op::ReplaceMember(set, _, member) => {
             Some((*set, Action::Add, entry(*member)))
         }
@@ -341,8 +339,8 @@ fn member(entry: &Entry) -> Option<Member> {
         } if mark == Mark::whole(mark.value) => {
             Member::AddressPortMark(ip, known(protocol)?, port, mark.value)
         }
-        // Treats an entry with an unexpected mark mask as a member without a mark. No Service wants
-        // such a member, so the proxy removes it. The kernel ignores the mark in a removal.
+        // An entry with an unexpected mark mask becomes a member without a mark, which no Service
+        // wants, so the proxy removes it. In a removal, the kernel ignores the mark.
         Entry::IpPort { ip, protocol, port }
         | Entry::IpPortMark {
             ip, protocol, port, ..

@@ -1,4 +1,4 @@
-//! Plans that write the link and its addresses.
+//! Plans the writes of the link `kube-ipvs0` and its addresses.
 
 use std::net::IpAddr;
 
@@ -12,12 +12,12 @@ use crate::plan::{Op, Plan};
 use crate::server::VirtualServerKey;
 use crate::tables::{Tables, sorted};
 
-/// Maximum number of addresses in one plan. If the link has very many addresses, the kernel may
-/// need half a millisecond for each new address. An urgent address waits for the end of the running
+/// Maximum number of addresses in one plan. With very many addresses on the link, the kernel may
+/// need half a millisecond for each new one, and an urgent address waits for the end of the running
 /// plan.
 const ADDRESSES_AT_ONCE: usize = 2_048;
 
-/// Returns the next plan for the link and its addresses.
+/// Returns the next plan for the link `kube-ipvs0` and its addresses.
 pub(crate) fn addresses(tables: &Tables, of: &Situation<'_>) -> Plan {
     let mut ops = Vec::new();
     if !of.knows(Part::Addresses) {
@@ -45,21 +45,21 @@ pub(crate) fn addresses(tables: &Tables, of: &Situation<'_>) -> Plan {
     };
     let binds = first_sorted(bound, |(_, address)| !unserved.contains(address));
     ops.extend(binds.map(|(_, address)| Op::BindAddress(address)));
-    // Delays a new range until all its wanted addresses have their virtual servers:
+    // Adds a new range only after the virtual servers at all wanted addresses in it:
     //
     // - Without the range, a client's first packet is lost, and the client sends it again.
-    // - With the range but without the virtual server, the node would refuse the connection, and
+    // - With the range but without the virtual server, the node would reject the connection, and
     //   the client would give up.
     let serves = |net: &IpNet| !unserved.iter().any(|address| net.contains(address));
     let new_ranges = new_ranges.into_iter().filter(serves);
     ops.extend(new_ranges.map(Op::BindRange));
-    // Removes addresses only if no address is left to add. Alternating plans would be fairer, but
+    // Removes addresses only if none is left to add. Alternating plans would be fairer, but
     // removals are rare.
     if ops.is_empty() {
         ops.extend(first_sorted(unbound, |_| true).map(Op::UnbindAddress));
     }
     if ops.is_empty() && of.claims.may_delete && of.has_all_addresses {
-        // Keeps each wanted address local at all times: adds its new form (address or route) before it
+        // Keeps a wanted address local at all times: adds its new form (address or route) before it
         // removes the other form.
         let otherwise = sorted(tables.bound_otherwise.due(of.now)).into_iter();
         let otherwise = otherwise.filter(|address| {
@@ -78,8 +78,8 @@ pub(crate) fn addresses(tables: &Tables, of: &Situation<'_>) -> Plan {
 }
 
 /// Returns the ranges that may become local now. A range waits for the rules that protect the
-/// node's processes at the range's addresses. It does not wait if the kernel refused these rules,
-/// or while another mode's rules still serve.
+/// node's own processes at its addresses. It does not wait if the kernel refused these rules, or
+/// while another mode's rules serve.
 fn new_ranges(tables: &Tables, of: &Situation<'_>) -> Vec<IpNet> {
     let are_rules_first = of.are_rules_pending && are_rules_under_way(tables, of);
     if !of.knows(Part::Rules) || are_rules_first {
@@ -90,9 +90,8 @@ fn new_ranges(tables: &Tables, of: &Situation<'_>) -> Vec<IpNet> {
         .collect()
 }
 
-/// Returns true if the proxy can remove the route of an unwanted range, because all wanted
-/// addresses in the range are local without this route. If the kernel refuses one of these
-/// addresses, the range stays.
+/// Returns true if an unwanted range's route can be removed, because all wanted addresses in it are
+/// local without it. If the kernel refuses one of these addresses, the range stays.
 fn is_replaced(tables: &Tables, net: &IpNet) -> bool {
     let (ranges, addresses) = (&tables.ranges, &tables.addresses);
     let mut missing_ranges = ranges.pending().filter(|other| {
@@ -105,14 +104,14 @@ fn is_replaced(tables: &Tables, net: &IpNet) -> bool {
     ranges.wanted(net).is_none() && missing_ranges.next().is_none() && missing.next().is_none()
 }
 
-/// Returns the first entries, in ascending order, that may be written now, at most as many as one
-/// plan can hold.
+/// Returns the first entries for which `is_possible` is true, in ascending order, at most as many
+/// as one plan holds.
 fn first_sorted<T: Ord + Copy>(
     mut all: Vec<T>,
     is_possible: impl Fn(&T) -> bool,
 ) -> impl Iterator<Item = T> {
-    // Selects the first entries without sorting all entries. To sort 50,000 entries for each plan
-    // of 2,000 entries would take longer than to write these 2,000 entries.
+    // Selects the first entries without sorting all: sorting 50,000 entries for each plan of 2,000
+    // would take longer than the plan's writes.
     let mut first = Vec::new();
     while first.len() < ADDRESSES_AT_ONCE && !all.is_empty() {
         let count = ADDRESSES_AT_ONCE.min(all.len());
@@ -128,10 +127,10 @@ fn first_sorted<T: Ord + Copy>(
     first.into_iter()
 }
 
-/// Returns the addresses of virtual servers that are not ready for clients: the virtual servers are
-/// missing, or still serve removed endpoints. Ignores virtual servers whose write failed, and
-/// removed endpoints that must stay for now. Costs O(pending entries), because a single Service may
-/// have thousands of addresses and ports.
+/// Returns the addresses of virtual servers that are not ready for clients, because they are
+/// missing or still serve removed endpoints. Ignores virtual servers whose write failed, and
+/// removed endpoints that must stay. Costs O(pending entries), because one Service may have
+/// thousands of addresses and ports.
 fn unserved(tables: &Tables, of: &Situation<'_>) -> HashSet<IpAddr> {
     let servers = &tables.servers;
     let may_remove = of.claims.may_delete && of.knows(Part::Servers);

@@ -1,4 +1,4 @@
-//! Plans that add or change virtual servers and set members.
+//! Plans that add or change virtual servers, destinations and set members.
 
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
@@ -38,8 +38,7 @@ pub(super) fn make(
     let is_urgent = |rank: Rank| rank < Rank::Other;
     let due = of.knows(Part::Servers).then(|| tables.servers.due(of.now));
     let due = due.into_iter().flatten();
-    // Checks for every urgent virtual server whether it can be written now. Checks other virtual
-    // servers only until the plan is full.
+    // Checks each urgent virtual server now, and the others only until the plan is full.
     let is_made = |key: &VirtualServerKey| {
         let waits = waits_for_rules(tables, key, of)
             || waits_for_firewall(tables, key, of)
@@ -71,10 +70,10 @@ pub(super) fn make(
             .then(|| changing().exempted(set, member))?
     };
     let mut members = Vec::new();
-    // The rules of the firewall set drop packets of all clients that no other rule admits. So this
-    // set waits for the rules that admit clients, unless its own rules are missing, too: one write
-    // installs both. If the kernel refuses those rules, the set gets its members anyway: a closed
-    // port is safer than an open port.
+    // The firewall set's rules drop packets of all clients that no other rule admits. So the set
+    // waits for the rules that admit clients, unless its own rules are missing too, because one
+    // write installs both. If the kernel refuses those rules, the set gets its members anyway: a
+    // closed port is safer than an open port.
     let is_uncovered = |set: &Set| of.cover.uncovered.contains(set);
     let are_guards_asked = !of.are_rules_pending
         || !are_rules_under_way(tables, of)
@@ -83,8 +82,8 @@ pub(super) fn make(
     let may_be_filled = |set: Set| set != Set::LoadBalancerFirewall || are_guards_asked;
     let sets = tables.all_members();
     for (set, table) in sets.filter(|(set, _)| usable.contains(set) && may_be_filled(*set)) {
-        // If a member marks packets or exempts packets from masquerading, adds it only after its
-        // virtual server has the right destinations.
+        // Adds a mark or an exemption from masquerading only after the virtual server has the right
+        // destinations.
         let is_early = |member: &Member| {
             exempted(set, member) == Some(true)
                 || masquerading::awaits_outside_server(tables, &of.claims.marks, set, member)
@@ -106,8 +105,7 @@ pub(super) fn make(
             unmarked = masquerading::end_marks(tables, &of.claims.marks, of.now, awaits);
         }
     }
-    // Gives the urgent Services (API server and DNS) a plan of their own, before all other
-    // Services.
+    // The urgent Services (API server and DNS) get a plan of their own, before all other Services.
     let has_urgent = servers
         .first()
         .is_some_and(|((rank, _), _)| is_urgent(*rank))
@@ -115,8 +113,8 @@ pub(super) fn make(
     if has_urgent {
         members.retain(|(rank, ..)| is_urgent(*rank));
         servers.retain(|((rank, _), _)| is_urgent(*rank));
-        // The members that masquerade packets without a mark follow only in a later plan. So this
-        // plan removes a mark only if it also adds another mark for the same address.
+        // Members that masquerade unmarked packets follow in a later plan. So this plan removes a
+        // mark only if it adds another mark at the same address.
         let new = members.iter().filter(|(_, set, _)| *set == Set::LocalMark);
         let new: HashSet<_> = new
             .map(|(_, set, member)| set.service_address(member))
@@ -129,9 +127,8 @@ pub(super) fn make(
     unmarked.extend(early);
     members.sort_unstable_by_key(|(_, set, member)| (Step::of(*set), *set, *member));
     let is_quiet = members.is_empty() && !servers.iter().any(|(_, key)| is_made(key));
-    // While no rule matches a member, the member has no effect. Removes it before the rule is
-    // written: by then, the virtual server may have endpoints, and the rule would drop their
-    // packets.
+    // A member without a rule has no effect. Removes it before its rule is written, which would
+    // drop packets of the virtual server's new endpoints.
     let is_ended = |set| (is_quiet && set != Set::LoadBalancerFirewall) || of.lacks_rule(set);
     let may_delete = of.claims.may_delete;
     ended.extend(masquerading::end_drops(
@@ -143,9 +140,9 @@ pub(super) fn make(
         .partition(|(set, _)| Step::of(*set) == Step::Admit);
     let added = |(set, member)| Op::AddMember(set, member);
     ops.extend(first.into_iter().map(added));
-    // Packets without a mark may reach endpoints on other nodes. So masquerading begins before a
-    // mark is removed, and ends after a mark is added. If an address gets another mark, one write
-    // replaces the mark.
+    // Without a mark, packets may reach endpoints on other nodes. So masquerading begins before the
+    // plan removes a mark, and ends after it adds a mark. An address that gets another mark needs
+    // only one write.
     ops.extend(ended);
     ops.extend(add_and_unmark(later, unmarked));
     for ((rank, _), key) in servers {
@@ -160,8 +157,8 @@ pub(super) fn make(
     Plan { ops }
 }
 
-/// Returns the writes that add members to sets and remove unwanted marks. Replaces an unwanted mark
-/// if its address gets another mark.
+/// Returns the writes that add set members and remove unwanted marks. An address that gets another
+/// mark needs one write, which replaces the mark.
 fn add_and_unmark(added: Vec<(Set, Member)>, unmarked: Vec<Member>) -> Vec<Op> {
     let set = Set::LocalMark;
     let unmarked = unmarked.into_iter();
@@ -185,13 +182,12 @@ fn add_and_unmark(added: Vec<(Set, Member)>, unmarked: Vec<Member>) -> Vec<Op> {
 /// Steps in which a plan adds set members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Step {
-    /// Members for all purposes except marks, exemptions and drops: for example, members that make
-    /// rules admit or masquerade packets.
+    /// Members with any other purpose, such as members that make rules admit or masquerade packets.
     Admit,
-    /// Members that drop packets of all clients that no other rule admits. Marks follow, because a
-    /// mark may lead to a virtual server that already has endpoints.
+    /// Members that make rules drop packets of all clients that no other rule admits. They precede
+    /// marks, because a mark may lead to a virtual server with endpoints.
     Drop,
-    /// Members that mark packets from outside the cluster.
+    /// Members that give packets from outside the cluster a mark.
     Mark,
     /// Members that exempt a virtual server's packets from masquerading.
     Exempt,
@@ -208,9 +204,8 @@ impl Step {
     }
 }
 
-/// Rotates the virtual servers of each rank, so that the rank begins with the virtual server after
-/// `last`, which ended the last plan. So a virtual server with very many changes does not delay all
-/// others. The order of the ranks stays.
+/// Rotates the virtual servers of each rank so that the one after `last`, which ended the last
+/// plan, comes first. So a virtual server with very many changes does not delay all others.
 fn begin_behind<P: PartialEq>(
     servers: &mut [(P, VirtualServerKey)],
     last: Option<VirtualServerKey>,
@@ -228,7 +223,7 @@ fn creates(op: &Op, set: Set) -> bool {
     matches!(op, Op::CreateSet(of, _) if *of == set)
 }
 
-/// Returns true if the proxy must create a virtual server, change it, or add destinations to it.
+/// Returns true if the kernel's virtual server must be created, changed, or get destinations.
 pub(super) fn makes(tables: &Tables, key: &VirtualServerKey) -> bool {
     let Some(wanted) = tables.servers.wanted(key) else {
         return false;
@@ -245,9 +240,9 @@ pub(super) fn makes(tables: &Tables, key: &VirtualServerKey) -> bool {
         })
 }
 
-/// Returns true if a virtual server's properties can be set now. An fwmark virtual server gets
-/// persistence only after it has lost the former endpoints with other ports, because persistence by
-/// mark does not translate ports (see [`Properties::by_source`]).
+/// Returns true if a virtual server's properties may be set now. An fwmark virtual server becomes
+/// persistent only after it has lost former endpoints with other ports, because persistence by mark
+/// does not translate ports (see [`Properties::by_source`]).
 fn may_set(key: &VirtualServerKey, actual: &VirtualServer, wanted: &VirtualServer) -> bool {
     let gets_persistence = wanted.properties.flags & Properties::PERSISTENT != 0;
     let ports: HashSet<u16> = match key {
@@ -265,8 +260,8 @@ fn is_lowered(there: RealServer, wanted: RealServer) -> bool {
     there.weight > wanted.weight
 }
 
-/// Adds the writes for one virtual server to `ops`. Adds destinations before it lowers weights, so
-/// that at least one destination serves at all times.
+/// Appends the writes for one virtual server to `ops`. It adds destinations before it lowers
+/// weights, so that at least one destination serves at all times.
 fn make_server(
     tables: &Tables,
     key: VirtualServerKey,
@@ -280,9 +275,9 @@ fn make_server(
     };
     let actual = tables.servers.actual(&key);
     if actual.is_none() && tables.foreign.stands_at(&key) {
-        // Adds destinations only in a later plan. If another program's virtual server still has
-        // this key, the kernel refuses this write, and the other program's virtual server gets none
-        // of our destinations.
+        // Destinations follow in a later plan. If another program has a virtual server with this
+        // key, the kernel refuses this write, and that virtual server gets none of our
+        // destinations.
         ops.push(Op::AddServer(key, wanted.properties.clone()));
         return;
     }
@@ -321,8 +316,8 @@ fn make_server(
     }
 }
 
-/// Returns true if removals can start although an addition is pending: the kernel refused the
-/// addition, but another wanted destination serves.
+/// Returns true if removals can go ahead although the kernel refused an addition, because another
+/// wanted destination serves.
 fn goes_on_without(
     tables: &Tables,
     key: &VirtualServerKey,
@@ -340,10 +335,10 @@ fn goes_on_without(
         && wanted.destinations.iter().any(serves)
 }
 
-/// Returns true if a virtual server's endpoints must not change until rules mark packets from
-/// outside. Otherwise, unmarked packets from outside would reach new endpoints that only clients in
-/// the cluster may use. A new virtual server waits only while its mark waits for the fwmark virtual
-/// server.
+/// Returns true if a virtual server's endpoints must stay unchanged until rules mark packets from
+/// outside. Otherwise, unmarked packets from outside would reach new endpoints that are only for
+/// clients in the cluster. A new virtual server waits only while its mark waits for the fwmark
+/// virtual server.
 pub(super) fn waits_for_outside(
     tables: &Tables,
     key: &VirtualServerKey,
@@ -370,11 +365,11 @@ pub(super) fn waits_for_outside(
     must_be_marked && waits()
 }
 
-/// Returns true if an address has source ranges (`loadBalancerSourceRanges`), but rules for them
-/// are still being written. Until then, all clients of the address's former Service are admitted.
+/// Returns true if an address has source ranges (`loadBalancerSourceRanges`) whose rules are still
+/// being written. Until then, rules admit all clients of the address's former Service.
 ///
-/// An address that the firewall already protects waits for no rules, although a new source range
-/// may need one. Otherwise, Services with ever new source ranges would delay all others.
+/// An address that the firewall already protects waits for no rules, even if a new source range
+/// needs one. Otherwise, Services with ever new source ranges would delay all others.
 fn lacks_firewall(tables: &Tables, at: ServiceAddress, of: &Situation<'_>) -> bool {
     let firewall = Set::LoadBalancerFirewall;
     let (table, member) = (tables.members(firewall), Member::from(at));
@@ -388,8 +383,8 @@ fn lacks_firewall(tables: &Tables, at: ServiceAddress, of: &Situation<'_>) -> bo
         && lacks_rule()
 }
 
-/// Returns true if a serving virtual server must not get endpoints yet, because its address has
-/// moved to a Service with source ranges whose rules are missing.
+/// Returns true if a serving virtual server must not get endpoints yet: its address has moved to a
+/// Service with source ranges, whose rules are missing.
 pub(super) fn waits_for_firewall(
     tables: &Tables,
     key: &VirtualServerKey,
@@ -401,10 +396,10 @@ pub(super) fn waits_for_firewall(
             .is_some_and(|at| lacks_firewall(tables, at, of))
 }
 
-/// Returns true if a set member must wait for the rules of its address's source ranges:
+/// Returns true if a set member must wait for the source-range rules of its address:
 ///
-/// - a mark, because it would give excluded clients another virtual server
-/// - an exemption from masquerading, because only packets with a mark may be exempt
+/// - a mark, because it would lead excluded clients to another virtual server
+/// - an exemption from masquerading, because only marked packets may be exempt
 pub(super) fn awaits_firewall(
     tables: &Tables,
     set: Set,
@@ -421,14 +416,14 @@ pub(super) fn awaits_firewall(
             .is_some_and(|at| lacks_firewall(tables, at, of))
 }
 
-/// Returns true if a virtual server must wait until the proxy knows which packet marks are free.
+/// Returns true if a virtual server must wait until the proxy knows which firewall marks are free.
 fn waits_for_marks(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) -> bool {
     !of.claims.marks.is_open() && tables.servers.actual(key).is_none()
 }
 
-/// Returns true if a virtual server without destinations must wait for rules. This includes a
-/// virtual server that replaces another program's virtual server: no set contained its address
-/// before, so its rules are still missing.
+/// Returns true if a virtual server without destinations must wait for rules. So must one that
+/// replaces another program's virtual server: its address was in no set before, so its rules are
+/// missing.
 pub(super) fn waits_for_rules(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) -> bool {
     let serves = |there: &VirtualServer| !there.destinations.is_empty();
     if !of.are_rules_pending || tables.servers.actual(key).is_some_and(serves) {

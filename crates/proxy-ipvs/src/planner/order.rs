@@ -1,14 +1,14 @@
-//! Order in which destinations are added to a virtual server.
+//! Order in which a node adds destinations to a virtual server.
 //!
 //! - The kernel puts a new destination at the head of the virtual server's list. Schedulers that
-//!   take turns (`rr`) begin at the head. Schedulers that compare loads (`lc`) take the first of
-//!   several equal destinations.
-//! - So if all nodes added destinations in the same order, the first clients of all nodes would
-//!   reach the same endpoint (kubernetes/kubernetes#121591).
-//! - Therefore each node has an order of its own, by a hash of the node's name and the endpoint.
+//!   take turns (`rr`) begin there. Schedulers that compare loads (`lc`) prefer the first of equal
+//!   destinations.
+//! - If all nodes used the same order, the first clients of all nodes would reach the same endpoint
+//!   (kubernetes/kubernetes#121591).
+//! - So each node has its own order, by a hash of the node's name and the endpoint.
 //!
-//! The order applies only to added destinations, so a restart does not change the list. A single
-//! new endpoint is at the head of the list on every node.
+//! The order matters only for additions, so a restart does not change the list. A single new
+//! endpoint is at the head on every node.
 
 use std::cmp::Reverse;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -17,26 +17,27 @@ use proxy::Target;
 
 use crate::server::Properties;
 
-/// Schedulers that prefer the head of the destination list. With these schedulers, each node adds
-/// destinations in an order of its own. Excluded are:
+/// Schedulers that prefer the head of the destination list, for which each node has its own order.
+/// Not in this list:
 ///
 /// - `mh`, `sh` and `dh`: nodes must fill their tables in the same order to choose the same
-///   endpoint for a client.
-/// - `fo` and `ovf`: they prefer one endpoint on purpose.
+///   endpoint for a client
+/// - `fo` and `ovf`: they prefer one endpoint on purpose
 const FROM_THE_HEAD: [&str; 6] = ["rr", "wrr", "lc", "wlc", "sed", "nq"];
 
 /// Order in which this node adds a virtual server's destinations.
 #[derive(Debug)]
 pub(super) enum Order {
-    /// Order by a hash of the node's name and the target. The hasher already contains the node's
-    /// name.
+    /// Order by a hash of the node's name and the target. The hasher has already consumed the
+    /// node's name.
     Node(DefaultHasher),
-    /// Order by target, which is the same on all nodes.
+    /// Order by target, the same on all nodes.
     Target,
 }
 
 impl Order {
-    /// Returns the order for virtual servers with these properties on the node named `node`.
+    /// Returns the order of additions for virtual servers with these properties, on the node named
+    /// `node`.
     pub(super) fn of(properties: &Properties, node: &str) -> Self {
         if !FROM_THE_HEAD.contains(&&*properties.scheduler) {
             return Self::Target;
@@ -46,13 +47,13 @@ impl Order {
         Self::Node(hasher)
     }
 
-    /// Sorts the destinations to add. `target` returns the target of an element.
+    /// Sorts destinations into the order of their additions. `target` returns an element's target.
     pub(super) fn sort<T>(&self, added: &mut [T], target: impl Fn(&T) -> Target) {
         added.sort_by_cached_key(|one| self.place(target(one)));
     }
 
-    /// Sorts removed destinations into the reverse order of their additions. If destinations
-    /// return, the kernel then finds them near the head of its trash list (see `order` in
+    /// Sorts destinations into the reverse order of their additions, for removal. If they return,
+    /// the kernel finds them near the head of its trash list (see `order` in
     /// `netlink/servers/write.rs`).
     pub(super) fn sort_removed(&self, removed: &mut [Target]) {
         removed.sort_by_cached_key(|target| Reverse(self.place(*target)));
@@ -108,7 +109,7 @@ mod tests {
             let last = added("rr", &format!("node-{node}"));
             *heads.entry(*last.last().unwrap()).or_default() += 1;
         }
-        // On average, each of the ten targets is first 100 times. The standard deviation is 9.5.
+        // On average, each of the ten targets comes first 100 times. The standard deviation is 9.5.
         assert_eq!(heads.len(), 10);
         assert!(
             heads.values().all(|nodes| (60..140).contains(nodes)),

@@ -1,5 +1,5 @@
-//! Makes the plans that remove destinations and virtual servers. Later plans remove the set members
-//! that proved kube-proxy's ownership of these virtual servers.
+//! Plans the removal of destinations and virtual servers, and afterwards of the set members that
+//! proved ownership of these virtual servers.
 
 use std::cell::OnceCell;
 use std::net::IpAddr;
@@ -17,13 +17,13 @@ use crate::sets::{Member, Set};
 use crate::tables::{Tables, sorted};
 
 /// Plans the removal of destinations and virtual servers, in the reverse order of their additions.
-/// If destinations return, the kernel then finds them near the head of its trash list (see `order`
-/// in `netlink/servers/write.rs`).
+/// If destinations return, the kernel finds them near the head of its trash list (see `order` in
+/// `netlink/servers/write.rs`).
 pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
     let mut ops = Vec::new();
     let mut removed_servers = Vec::new();
-    // Skips virtual servers whose last write got no reply, because it is unknown which of their
-    // destinations still get packets.
+    // Skips a virtual server whose last write got no reply: it is unknown which of its
+    // destinations get packets.
     let due = tables.servers.due(of.now);
     let due = due.filter(|key| !tables.uncertain.contains(*key));
     let due = due.filter(|key| tables.servers.actual(key).is_some());
@@ -39,19 +39,18 @@ pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
         };
         let address = key.address().map(|at| at.address);
         match tables.servers.wanted(&key) {
-            // Keeps the virtual server until its address is no longer local. Packets to a local
-            // address without a virtual server would reach a process of the node.
+            // Keeps the virtual server while its address is local. Otherwise, packets to the
+            // address would reach the node's own processes.
             None if address.is_some_and(|address| is_to_be_taken_off(tables, &address)) => {}
-            // Keeps the virtual server: the kernel has reported its address as new on the node.
-            // After the next read of the addresses, a NodePort may need this virtual server.
+            // Keeps the virtual server: the kernel has reported a new node address, which the proxy
+            // has not read yet. A NodePort may need the virtual server.
             None if address.is_some_and(|address| of.state.is_arriving(&address)) => {}
-            // Keeps the fwmark virtual server while rules may still mark packets for it. Without
-            // the fwmark virtual server, these packets would reach the virtual server at their
-            // destination address.
+            // Keeps the fwmark virtual server while rules may mark packets for it. Otherwise, these
+            // packets would use the virtual server at their destination address.
             None if key.address().is_none() && !of.knows_marks() => {}
             None if masquerading::is_marked(tables, &of.claims.marks, &key) => {}
             None => removed_servers.push(Op::RemoveServer(key)),
-            // Removes destinations only after another plan has added the missing destinations.
+            // Removes destinations only after another plan has added the missing ones.
             Some(_) if makes(tables, &key) => {}
             Some(wanted) => {
                 let before = ops.len();
@@ -71,8 +70,8 @@ pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     Plan { ops }
 }
 
-/// Returns true if an address must still be removed from the link, where it is an address or a
-/// route.
+/// Returns true if an address is local and still must be removed from the link, as an address or as
+/// a route.
 fn is_to_be_taken_off(tables: &Tables, address: &IpAddr) -> bool {
     let (bound, otherwise) = (&tables.addresses, &tables.bound_otherwise);
     bound.wanted(address).is_none()
@@ -80,26 +79,26 @@ fn is_to_be_taken_off(tables: &Tables, address: &IpAddr) -> bool {
             || (otherwise.actual(address).is_some() && !otherwise.is_failing(address)))
 }
 
-/// Plans the removal of set members that proved ownership of removed virtual servers. If no such
-/// member is left, removes the sets that only the other value of `--ipvs-semantics` uses.
+/// Plans the removal of set members that proved ownership of removed virtual servers. If none is
+/// left, removes the sets that only the other `--ipvs-semantics` uses.
 pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
-    // Keeps members that filter or masquerade packets until their virtual servers and addresses are
-    // removed, because packets to these addresses may still arrive until then.
+    // Keeps all members until unwanted virtual servers and addresses are removed: rules must still
+    // filter and masquerade packets to them.
     let is_unwanted_address = |address: &IpAddr| tables.addresses.wanted(address).is_none();
     if tables.servers.due(of.now).any(|key| is_left(tables, key))
         || tables.addresses.due(of.now).any(is_unwanted_address)
     {
         return Plan::default();
     }
-    // Ports of unwanted virtual servers that still exist.
+    // Protocols and ports of unwanted virtual servers that still exist.
     let ports: HashSet<(Protocol, u16)> = left(tables).map(|at| (at.protocol, at.port)).collect();
-    // Addresses of unwanted virtual servers whose address and port are in no set, because the
-    // kernel refused that member. Such an address stays in the set of addresses, as the only proof
-    // of ownership. All other unwanted addresses are removed from that set now, because rules
-    // reject packets to its members, and the node may own the address.
+    // Addresses of unwanted virtual servers that are in no set with their port, because the kernel
+    // refused that member. These addresses stay in KUBE-IPVS-IPS, as the only proof of ownership.
+    // Other unwanted addresses leave that set now, because rules reject packets to its members, and
+    // the node may have the address.
     let unnamed = left(tables).filter(|at| !is_named(tables, *at));
     let unnamed: HashSet<IpAddr> = unnamed.map(|at| at.address).collect();
-    // Returns true if a member still proves ownership of an unwanted virtual server that exists.
+    // True if a member still proves ownership of an unwanted virtual server.
     let is_evidence = |set: Set, member: &Member| match (set, *member) {
         (Set::NodePortTcp, Member::Port(port)) => ports.contains(&(Protocol::Tcp, port)),
         (Set::NodePortUdp, Member::Port(port)) => ports.contains(&(Protocol::Udp, port)),
@@ -131,7 +130,7 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     let mut ops = Vec::new();
     for (set, table) in tables.all_members() {
         if set == Set::LocalMark {
-            // Skips packet marks, because `end_marks` removes them.
+            // `end_marks` plans the removal of marks.
             continue;
         }
         let removed = sorted(table.due(of.now)).into_iter().filter(|member| {
@@ -154,8 +153,8 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     Plan { ops }
 }
 
-/// Returns the sets that only the other value of `--ipvs-semantics` uses, if they have no members
-/// and no rule matches them.
+/// Returns the empty sets that only the other `--ipvs-semantics` uses. Returns none while rules may
+/// still match them.
 fn unused_sets(tables: &Tables, of: &Situation<'_>) -> Vec<Set> {
     let is_unused = |set: &&Set| {
         let (sets, members) = (&tables.sets, tables.members(**set));
@@ -167,12 +166,11 @@ fn unused_sets(tables: &Tables, of: &Situation<'_>) -> Vec<Set> {
     sorted(tables.sets.due(of.now).filter(is_unused))
 }
 
-/// Returns true if a member must stay because no other set has replaced it yet. Another set
-/// replaces the member once that set contains the same address and port, and rules match that set.
-/// If the member were removed earlier, the rules would reject or drop packets of clients.
+/// Returns true if a member must stay until another set, which rules match, has the same address
+/// and port. Without the member, rules would reject or drop packets of clients in the meantime.
 fn awaits_successor(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>) -> bool {
-    // Never keeps a member of the firewall set: such a member admits no client, and without source
-    // ranges it would make rules drop packets of every client.
+    // A member of the firewall set need not stay: it admits no client, and without source ranges
+    // its rule would drop packets of every client.
     if set == Set::LoadBalancerFirewall {
         return false;
     }
@@ -205,7 +203,7 @@ fn awaits_successor(tables: &Tables, set: Set, member: &Member, of: &Situation<'
     uncovered.any(|of| *of != set && wants(*of))
 }
 
-/// Returns true if a set contains the address and port of a virtual server. Such a member proves
+/// Returns true if a set has the address and port of a virtual server as a member, which proves
 /// that the proxy owns the virtual server.
 fn is_named(tables: &Tables, at: ServiceAddress) -> bool {
     let member = Member::from(at);

@@ -1,4 +1,4 @@
-//! Plans that write the shim (the rules beside IPVS) and remove leftovers of other modes.
+//! Plans the writes of the shim (the rules beside IPVS) and the removal of other modes' leftovers.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,11 +13,10 @@ use crate::server::VirtualServerKey;
 use crate::sets::{Member, Set};
 use crate::tables::{FormerRules, Tables, sorted};
 
-/// Returns the next plan that writes the shim (the rules beside IPVS) or removes leftovers of other
-/// modes.
+/// Returns the next plan that writes the shim, or that removes other modes' leftovers.
 pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
     let mut ops = Vec::new();
-    // Waits for the sets: the kernel refuses a rule that names a missing set.
+    // Waits for the sets, because the kernel refuses a rule that names a missing set.
     let awaits_sets = of.state.look(Part::Sets).is_awaited();
     let is_exact = of.state.config.semantics.is_exact();
     let mark_awaits_firewall = |mark: &Member| awaits_firewall(tables, Set::LocalMark, mark, of);
@@ -44,8 +43,8 @@ pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
     if are_sets_tried(tables) && is_ready {
         ops.extend(write_rules(tables, of.now));
     }
-    // Removes leftovers of other modes only after the shim (our rules beside IPVS) is written.
-    // Until then, old chains of the shim may jump into the leftovers.
+    // Removes other modes' leftovers only after the shim is written. Until then, old chains of the
+    // shim may jump into the leftovers.
     if ops.is_empty() && of.claims.may_delete && tables.rules.pending_len() == 0 {
         let places = sorted(tables.leftovers.due(of.now)).into_iter();
         let places = places.filter(|place| may_go(tables, *place, of));
@@ -58,23 +57,23 @@ pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
     Plan { ops }
 }
 
-/// Returns true if the leftovers at a place can be removed: no Service needs them any more, and
-/// they do not prove ownership of a virtual server.
+/// Returns true if the leftovers at a place can be removed: no Service needs them, and they do not
+/// prove ownership of a virtual server.
 fn may_go(tables: &Tables, place: LeftoverPlace, of: &Situation<'_>) -> bool {
     match place {
-        // The shim has replaced these leftovers, or the process that served packets with them has
+        // The shim replaces these leftovers, or the process that served packets with them has
         // ended.
         LeftoverPlace::Beside(_) | LeftoverPlace::Ended => true,
-        // The other mode's rules match packets before IPVS does. These rules may serve Services
-        // that IPVS mode does not serve yet.
+        // The other mode's rules match packets before IPVS does, and may serve Services that IPVS
+        // mode does not serve yet.
         LeftoverPlace::Other(_) | LeftoverPlace::Nftables => {
             is_all_made(tables, of) && masquerading::losing_endpoints(tables).next().is_none()
         }
-        // Members of an earlier shim's sets prove ownership of virtual servers, until the unwanted
-        // virtual servers are removed.
+        // Members of an earlier shim's sets prove ownership of virtual servers until the unwanted
+        // ones are removed.
         LeftoverPlace::OwnTable | LeftoverPlace::Ipsets => {
             let mut others = tables.leftovers.iter_actual();
-            // The kernel does not remove sets that the earlier shim's rules still match.
+            // The kernel keeps sets that the earlier shim's rules still match.
             let is_used = place == LeftoverPlace::Ipsets
                 && others.any(|(other, _)| {
                     matches!(other, LeftoverPlace::Other(_)) && !may_go(tables, *other, of)
@@ -95,8 +94,7 @@ fn write_rules(tables: &Tables, now: Instant) -> Option<Op> {
     Some(Op::WriteRules { wanted, installed })
 }
 
-/// Returns true if the proxy has created each wanted set or failed to create it. The rules can
-/// match any wanted set.
+/// Returns true if the proxy has created each wanted set, or tried to. Rules may match any of them.
 fn are_sets_tried(tables: &Tables) -> bool {
     Set::every().all(|set| {
         let sets = &tables.sets;
@@ -104,12 +102,11 @@ fn are_sets_tried(tables: &Tables) -> bool {
     })
 }
 
-/// Returns true if the proxy may delete entries and the sets have all wanted members. Ignores these
-/// members:
+/// Returns true if the proxy may delete entries and the sets have all wanted members, except:
 ///
-/// - members of sets that do not exist, and members that the kernel refused
-/// - members that exempt packets of waiting virtual servers from masquerading
-/// - members of the firewall set (source ranges), marks and exemptions, if they wait for rules
+/// - members of missing sets, and members that the kernel refused
+/// - exemptions from masquerading whose virtual servers wait
+/// - members of the firewall set (source ranges), marks and exemptions that wait for rules
 /// - marks and exemptions whose fwmark virtual server the kernel refused
 fn are_sets_filled(tables: &Tables, of: &Situation<'_>) -> bool {
     let may_wait = |set: Set| {
@@ -130,8 +127,8 @@ fn are_sets_filled(tables: &Tables, of: &Situation<'_>) -> bool {
         })
 }
 
-/// Returns true if the proxy may delete entries and all entries that serve packets exist, except
-/// entries that the kernel refused.
+/// Returns true if the proxy may delete entries and the kernel has all entries that serve packets,
+/// except those that it refused.
 fn is_all_made(tables: &Tables, of: &Situation<'_>) -> bool {
     let is_made = |pending: usize, failing: usize| pending <= failing;
     let (pending, failing) = (tables.servers.pending_len(), tables.servers.failing_len());
@@ -144,8 +141,8 @@ fn is_all_made(tables: &Tables, of: &Situation<'_>) -> bool {
         && is_made(tables.ranges.pending_len(), tables.ranges.failing_len())
 }
 
-/// Returns the number of virtual servers whose writes wait for rules. Includes unwanted fwmark
-/// virtual servers, which wait until no rule marks their packets.
+/// Returns the number of virtual servers that wait for rules, including unwanted fwmark virtual
+/// servers that wait until no rule marks their packets.
 fn waiting(tables: &Tables, of: &Situation<'_>) -> usize {
     let waits = |key: &&VirtualServerKey| {
         !tables.servers.is_failing(key)

@@ -1,4 +1,4 @@
-//! Inputs of the planners besides the tables, and checks that several planners share.
+//! Inputs of the planners besides the tables, and checks that the planners share.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,19 +15,19 @@ use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::Set;
 use crate::tables::Tables;
 
-/// Inputs of the planners in addition to the tables.
+/// Inputs of the planners besides the tables.
 pub(crate) struct Situation<'a> {
     pub(crate) claims: &'a Claims,
     pub(crate) cover: &'a Cover,
-    /// Last known state of each part of the kernel (virtual servers, sets, addresses, rules). The
-    /// planners write a part only after it was read.
+    /// State of the reads of each part of the kernel (virtual servers, sets, addresses, rules). The
+    /// planners write a part only after its first read.
     pub(crate) state: &'a State,
     /// True if the installed rules are unknown or differ from the wanted rules. False while another
     /// mode's rules serve packets.
     pub(crate) are_rules_pending: bool,
-    /// True once the proxy knows the owner of each virtual server that existed at its start.
+    /// True once the proxy knows who created each virtual server that existed at its start.
     pub(crate) has_taken_over: bool,
-    /// True if the addresses in the tables agree with all notifications.
+    /// True if the addresses in the tables agree with all notifications so far.
     pub(crate) has_all_addresses: bool,
     pub(crate) now: Instant,
 }
@@ -37,21 +37,21 @@ impl Situation<'_> {
         self.state.knows(part)
     }
 
-    /// Returns true if a wanted rule that matches this set is not installed yet.
+    /// Returns true if the installed rules do not match this set yet, but the wanted rules do.
     pub(super) fn lacks_rule(&self, set: Set) -> bool {
         self.knows(Part::Rules) && self.cover.uncovered.contains(&set)
     }
 
-    /// Returns true if the proxy has read the rules and sets that mark packets, including those of
-    /// a former shim.
+    /// Returns true if the proxy has read the rules and sets that mark packets, including a former
+    /// shim's.
     pub(super) fn knows_marks(&self) -> bool {
         self.knows(Part::Rules) && self.knows(Part::Sets)
     }
 }
 
-/// Returns the priority of a virtual server's writes in a plan. The priority falls once its Service
-/// or namespace has used up its share. Unwanted virtual servers belong to no Service, so their
-/// writes keep the highest priority.
+/// Returns the priority of a virtual server's writes, which falls once its Service or namespace has
+/// used up its share of the plan. Unwanted virtual servers have no Service, and keep the highest
+/// priority.
 pub(super) fn share<'a>(
     shares: &mut Shares<'a>,
     tables: &'a Tables,
@@ -80,27 +80,27 @@ pub(super) fn gone(
     gone
 }
 
-/// Returns true if the proxy has read the installed rules, and the kernel has not refused the
-/// wanted rules.
+/// Returns true if the proxy knows the installed rules, and the last write of the wanted rules did
+/// not fail.
 pub(super) fn are_rules_under_way(tables: &Tables, of: &Situation<'_>) -> bool {
     of.knows(Part::Rules) && !tables.rules.is_failing(&())
 }
 
-/// Returns true if an unwanted virtual server is ours, or may be ours because the reply to its
-/// creation was lost.
+/// Returns true if no Service wants this virtual server, and it is ours, or may be ours because the
+/// reply to its creation was lost.
 pub(super) fn is_left(tables: &Tables, key: &VirtualServerKey) -> bool {
     tables.is_ours(key) && tables.servers.wanted(key).is_none()
 }
 
-/// Returns the service addresses of all unwanted virtual servers.
+/// Returns the service addresses of unwanted virtual servers that still exist.
 pub(super) fn left(tables: &Tables) -> impl Iterator<Item = ServiceAddress> {
     let all = tables.servers.pending().chain(&tables.uncertain);
     let left = all.filter(|key| is_left(tables, key));
     left.filter_map(VirtualServerKey::address)
 }
 
-/// Returns the rank of the Service that owns an entry. The API server's Service ranks first, DNS
-/// second, and all other Services last.
+/// Returns the rank of the Service that owns an entry: the API server's Service first, DNS second,
+/// all others last.
 pub(super) fn rank<K, V>(table: &Table<K, V, Arc<Owner>>, key: &K) -> Rank
 where
     K: Clone + Eq + std::hash::Hash,

@@ -207,8 +207,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Checks the invariant, and compares the table with a simple model of claims and actual
-    /// values.
+    /// Checks the invariant of [`Table`] after random steps, and compares the table with a simple
+    /// model of claims and actual values.
     #[test]
     fn a_row_is_pending_if_wanted_and_actual_values_differ(steps in proptest::collection::vec(step(), 0..40)) {
         let mut now = Instant::now();

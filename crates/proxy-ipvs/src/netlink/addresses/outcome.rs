@@ -1,4 +1,4 @@
-//! Converts the kernel's replies about the link and its addresses to outcomes.
+//! Converts the kernel's replies about the link and its addresses to outcomes of writes.
 
 use std::net::IpAddr;
 
@@ -7,7 +7,7 @@ use route_netlink::{Error, Refusal, Reply};
 use crate::netlink::reason::{refused, refused_or_wrong, said, surprise, unsent, wrong};
 use crate::plan::{Op, Outcome};
 
-/// Converts the reply to a request about the link.
+/// Converts the reply to a request about the link. `refusal` explains a refusal.
 pub(super) fn judged(
     result: Result<(), Error>,
     refused: impl FnOnce(&Refusal) -> Outcome,

@@ -1,4 +1,4 @@
-//! Writes to virtual servers and destinations: batches of messages, and their outcomes.
+//! Writes virtual servers and destinations in batches, and determines the outcome of each write.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -18,11 +18,11 @@ pub(super) struct Writing<'a, E> {
     family: Family,
     execute: E,
     takes_notes: &'a mut bool,
-    /// Virtual servers that the kernel refused. Writes of their destinations fail for the same
-    /// reason.
+    /// Virtual servers that the kernel refused to create. Writes of their destinations fail for the
+    /// same reason.
     missing: BTreeSet<VirtualServerKey>,
-    /// Other programs' virtual servers with keys that Services want. The writer adds no
-    /// destinations to these virtual servers.
+    /// Other programs' virtual servers at keys that Services want. They get none of our
+    /// destinations.
     taken: BTreeSet<VirtualServerKey>,
     batch: Batch,
 }
@@ -39,7 +39,7 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
         }
     }
 
-    /// Performs the writes in the order that is cheapest for the kernel. Returns the outcomes in
+    /// Executes the writes in the order that is cheapest for the kernel. Returns the outcomes in
     /// the order of `run`.
     pub(super) fn run(&mut self, run: &[Op]) -> Vec<Outcome> {
         let mut outcomes = vec![Outcome::Unknown; run.len()];
@@ -54,13 +54,13 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
         outcomes
     }
 
-    /// Performs writes that fit into one batch.
+    /// Executes writes that fit into one batch.
     fn apply(&mut self, part: &[&Op]) -> Vec<Outcome> {
         let (mut outcomes, unnoted) = self.send(part);
         if unnoted.is_empty() {
             return outcomes;
         }
-        // Repeats the refused writes without the optional ownership flag of our virtual servers.
+        // Repeats the refused writes without the ownership flag, which is optional.
         *self.takes_notes = false;
         self.missing.retain(|key| !unnoted.contains(key));
         let (again, places): (Vec<&Op>, Vec<&mut Outcome>) = part
@@ -78,11 +78,11 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
     }
 
     /// Sends the writes once. Returns the outcome of each write, and the virtual servers that the
-    /// kernel may have refused because of the flag [`Properties::OWNED`].
+    /// kernel may have refused because of [`Properties::OWNED`].
     fn send(&mut self, part: &[&Op]) -> (Vec<Outcome>, BTreeSet<VirtualServerKey>) {
         let mut unnoted = BTreeSet::new();
         self.batch.clear();
-        // Skips writes that no netlink message can express.
+        // Skips a write that no netlink message can express.
         let pushed: Vec<Result<_, Outcome>> = part.iter().map(|op| self.push(op)).collect();
         let mut replies = match (self.execute)(&self.batch) {
             Ok(replies) => replies.into_iter(),
@@ -135,7 +135,7 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
     }
 
     /// Removes the destinations that these writes have just added to other programs' virtual
-    /// servers. The kernel's replies have shown that these virtual servers are not ours.
+    /// servers, as the kernel's replies have shown.
     fn take_back(&mut self, part: &[&Op], outcomes: &mut [Outcome]) {
         if self.taken.is_empty() {
             return;
@@ -153,8 +153,8 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
             }
         }
         if !self.batch.is_empty() {
-            // Ignores the replies: the virtual server's state counts as unknown, so the proxy reads
-            // it again.
+            // Ignores the replies: the virtual server counts as unknown, so the proxy reads it
+            // again.
             let _ = (self.execute)(&self.batch);
         }
     }
@@ -187,14 +187,14 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
     }
 }
 
-/// Sorts consecutive removals by virtual server, in the reverse order of additions. The plan has
-/// already sorted the destinations of each virtual server in that reverse order.
+/// Sorts consecutive removals by virtual server, in the reverse order of additions. Within a
+/// virtual server, the plan has already sorted the destinations in reverse.
 ///
-/// **Faster additions.** The kernel keeps a removed destination for two to three minutes in a trash
-/// list, with the latest at the head. For each added destination, the kernel searches this list
-/// from the head. So destinations that return after an outage should be near the head: 20,000
-/// additions then take 0.03 s instead of 0.6 s. The difference grows with the square of their
-/// number. New destinations gain nothing from any order (`ipvs-netlink/examples/trash_cost.rs`).
+/// **Faster additions.** The kernel keeps a removed destination in a trash list for two to three
+/// minutes, the latest at the head. For each added destination, it searches this list from the
+/// head. So destinations that return after an outage should be near the head: 20,000 additions then
+/// take 0.03 s instead of 0.6 s. The difference grows with the square of the number. For new
+/// destinations, the order does not matter (`ipvs-netlink/examples/trash_cost.rs`).
 ///
 /// **Faster removals.** The kernel searches a virtual server's destinations from the youngest to
 /// the oldest, and this order removes the youngest first.
@@ -208,13 +208,13 @@ fn order(writes: &mut [(&Op, &mut Outcome)]) {
     };
     for run in writes.chunk_by_mut(are_alike) {
         if run.first().is_some_and(|(op, _)| removed(op).is_some()) {
-            // Uses a stable sort to keep the plan's order of destinations within a virtual server.
+            // A stable sort keeps the plan's order of destinations within a virtual server.
             run.sort_by_key(|(op, _)| Reverse(removed(op)));
         }
     }
 }
 
-/// Returns the virtual server that a write creates or changes with the ownership flag, if any.
+/// Returns the virtual server that a write creates or changes with the ownership flag.
 fn noted(op: &Op) -> Option<&VirtualServerKey> {
     match op {
         Op::AddServer(key, properties) | Op::SetServer(key, properties) => {
@@ -224,7 +224,7 @@ fn noted(op: &Op) -> Option<&VirtualServerKey> {
     }
 }
 
-/// Returns true if this error may mean that the kernel refuses the ownership flag.
+/// Returns true if the kernel may have refused the ownership flag, according to this error.
 fn may_mean_the_note(refusal: &Refusal) -> bool {
     matches!(
         refusal.errno,
@@ -301,7 +301,7 @@ fn destination_key(target: Target) -> DestinationKey {
     }
 }
 
-/// Encodes a destination with the forwarding method of all of this proxy's destinations: NAT.
+/// Encodes a destination. The forwarding method is always NAT (masquerading).
 fn destination(real: &RealServer) -> Destination {
     Destination {
         upper_threshold: real.max_connections.into(),
@@ -323,10 +323,10 @@ mod tests {
     const NEW_DEST: u8 = 5;
     const DEL_DEST: u8 = 7;
 
-    /// Fake kernel that accepts only the flags in `known`.
+    /// Fake kernel that refuses every flag outside `known`.
     struct Strict {
         known: u32,
-        /// Virtual servers that the fake kernel has: encoded attributes and flags.
+        /// Virtual servers in the fake kernel: encoded attributes and flags.
         servers: Vec<(Vec<u8>, u32)>,
         sends: usize,
     }
@@ -350,7 +350,7 @@ mod tests {
             let mut attributes = Attributes::after(4, payload).unwrap();
             let server = attributes.next().unwrap().unwrap().payload;
             if payload[0] == NEW_DEST {
-                // The message that creates a virtual server begins with its key.
+                // A message that creates a virtual server begins with the virtual server's key.
                 let is_it = |(made, _): &(Vec<u8>, u32)| made.starts_with(server);
                 return if self.servers.iter().any(is_it) {
                     Reply::Done
@@ -398,7 +398,7 @@ mod tests {
     }
 
     /// Returns the writes that create three virtual servers, each with one destination. The second
-    /// virtual server serves a NodePort.
+    /// one serves a NodePort.
     fn three() -> Vec<Op> {
         let server = |(port, flags)| {
             let key = key(port);
@@ -427,7 +427,7 @@ mod tests {
         let outcomes = apply(&mut kernel, &mut takes_notes, &three());
         assert_eq!(outcomes, vec![Outcome::Done; 6]);
         assert_eq!((kernel.flags(), kernel.sends), (vec![0; 3], 2));
-        // The writer no longer sends the refused flag, so the next writes need only one send.
+        // The writer has learned to omit the flag, so the next writes are sent only once.
         assert!(!takes_notes);
         apply(&mut kernel, &mut takes_notes, &three());
         assert_eq!(kernel.sends, 3);
@@ -439,7 +439,7 @@ mod tests {
         let execute = |batch: &Batch| {
             let commands = (0..batch.len()).filter_map(|at| batch.get(at));
             let commands: Vec<u8> = commands.map(|message| message.payload[0]).collect();
-            // Refuses the first virtual server, as if another program had created it before.
+            // The first virtual server is refused, as if another program had created it.
             let is_first = sends.is_empty();
             let reply = |at: usize| match (is_first, at) {
                 (true, 0) => refuse(libc::EEXIST),
@@ -472,14 +472,14 @@ mod tests {
         let [Op::AddServer(_, properties), Op::AddDestination(..)] = &mut ops[2..4] else {
             panic!("{ops:?}");
         };
-        // Adds a flag that the fake kernel refuses, although it accepts the ownership flag.
+        // Adds a flag that this fake kernel refuses; it accepts the ownership flag.
         properties.flags |= Properties::HASH_PORT;
         kernel.known = Properties::OWNED;
         let outcomes = apply(&mut kernel, &mut takes_notes, &ops);
         let refused: Vec<_> = outcomes.iter().map(|one| *one != Outcome::Done).collect();
         assert_eq!(refused, [false, false, true, true, false, false]);
-        // Neither refusal is a `Belief` fault (wrong tables): the flag causes the refusal of the
-        // virtual server, and the missing virtual server causes the refusal of its destination.
+        // The flag causes the refusal of the virtual server, and the missing virtual server that of
+        // its destination. So neither refusal means that the tables are wrong (`Belief`).
         let surprises = outcomes.iter().filter(|one| {
             matches!(
                 one,
@@ -493,15 +493,15 @@ mod tests {
         assert!(takes_notes);
     }
 
-    /// Encoded attributes of a virtual server, and of one of its destinations.
+    /// Encoded attributes of a virtual server and of one of its destinations.
     type Pair = (Vec<u8>, Vec<u8>);
 
-    /// Fake lists of destinations. Like the kernel, inserts at the head and searches from the head.
+    /// Fake of the kernel's lists of destinations: inserts at the head, and searches from the head.
     #[derive(Default)]
     struct Lists {
         used: Vec<Pair>,
         removed: Vec<Pair>,
-        /// Number of steps of all searches in the trash list.
+        /// Number of list entries visited by all searches of the trash list.
         steps: usize,
     }
 
@@ -516,7 +516,7 @@ mod tests {
                         .map(|found| found.unwrap().payload.to_vec())
                 };
                 let server = next().unwrap();
-                // A destination's attributes begin with its key: family, address, port.
+                // The attributes of a destination begin with its key: family, address, port.
                 let mut pair = || (server.clone(), next().unwrap()[..36].to_vec());
                 match message.payload[0] {
                     NEW_SERVICE => {}
@@ -558,8 +558,8 @@ mod tests {
             .iter()
             .map(|(key, target)| Op::AddDestination(*key, RealServer::new(*target)))
             .collect();
-        // The planner reverses the order of destinations within a virtual server. `order` reverses
-        // the order of virtual servers.
+        // The planner reverses the destinations within a virtual server, and `order` reverses the
+        // virtual servers.
         let of_one = |one: &(VirtualServerKey, _), next: &(VirtualServerKey, _)| one.0 == next.0;
         let remove = all.chunk_by(of_one).flat_map(|of_one| of_one.iter().rev());
         let remove = remove.map(|(key, target)| Op::RemoveDestination(*key, *target));
