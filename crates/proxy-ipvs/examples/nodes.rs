@@ -1,17 +1,17 @@
-//! Measures how schedulers spread the connections of 100 nodes over the endpoints of one Service.
+//! Measures how IPVS schedulers spread the connections of 100 nodes over one Service's endpoints.
 //!
 //! ```text
 //! cargo build -p proxy-ipvs -p lab --example nodes --bin lab
 //! target/debug/lab run --timeout 600 -- target/debug/examples/nodes
 //! ```
 //!
-//! - Each node is a proxier of this crate, with its own name and one Service.
+//! - Each node is a proxier of this crate, with its own node name and one Service.
 //! - Each proxier writes its own virtual server to the real kernel.
-//! - All clients and endpoints are addresses of one network namespace.
-//! - Each figure counts real TCP connections by endpoint.
+//! - All clients and endpoints are addresses in one network namespace.
+//! - Each figure counts real TCP connections, by the endpoint that accepted them.
 //!
-//! The program prints the tables of docs/service-options.md. If the command names a directory, the
-//! program also writes the charts to this directory: `lab run --keep docs/pictures --
+//! The program prints the tables of docs/service-options.md. With a directory as its argument, it
+//! also writes the charts to this directory: `lab run --keep docs/pictures --
 //! target/debug/examples/nodes docs/pictures`. Names after the directory select measurements:
 //! `spread slow-start`.
 #![allow(clippy::restriction, reason = "a measurement")]
@@ -42,25 +42,25 @@ use support::{World, ip, service, slice};
 const NODES: u8 = 100;
 /// Number of endpoints of the Service.
 const ENDPOINTS: u8 = 10;
-/// Numbers of connections per node at which the program measures the endpoints' shares.
+/// Numbers of connections per node after which the program measures each endpoint's share.
 const CONNECTIONS: [u8; 3] = [1, 2, 4];
-/// Number of clients that connect through every node.
+/// Number of clients, each of which connects through every node.
 const CLIENTS: u8 = 200;
-/// Number of clients that connect a second time after an endpoint was added or removed.
+/// Number of clients that connect once before and once after an endpoint was added or removed.
 const MANY_CLIENTS: u16 = 2_000;
 
-/// Last byte of the address of the endpoint that accepted a client's connection, or `None` if the
-/// kernel refused the connection.
+/// Last byte of the address of the endpoint that accepted the connection, or `None` if the kernel
+/// refused it.
 type Reached = Option<u8>;
 
-/// Virtual servers of all nodes in one kernel, and the endpoints.
+/// The virtual servers of all nodes in one kernel, and the endpoints of their Service.
 struct Lab {
     kernel: NetlinkKernel,
     endpoints: TcpListener,
-    /// Number of finished cases. Each case has its own service addresses, because the kernel keeps
-    /// the statistics of removed destinations for two to three minutes.
+    /// Number of finished cases. Each case has service addresses of its own, because the kernel
+    /// keeps the statistics of removed destinations for two to three minutes.
     cases: u8,
-    /// Directory for the charts, or `None` to write no charts.
+    /// Directory in which to write the charts, or `None` for no charts.
     charts: Option<PathBuf>,
 }
 
@@ -84,15 +84,15 @@ impl Lab {
         }
     }
 
-    /// Starts `count` nodes. Each node has a single Service, with this scheduler, these scheduler
-    /// flags and no endpoints.
+    /// Starts `count` nodes, each with one Service without endpoints, and with this scheduler and
+    /// these scheduler flags.
     fn nodes(&mut self, count: u8, scheduler: &str, flags: &str) -> Vec<Node> {
         let annotations = [(SCHEDULER, scheduler), (SCHEDULER_FLAGS, flags)];
         self.nodes_with(count, &annotations, None)
     }
 
-    /// Starts `count` nodes. Each node has a single Service, with these annotations, this session
-    /// affinity and no endpoints.
+    /// Starts `count` nodes, each with one Service without endpoints, and with these annotations
+    /// and this session affinity.
     fn nodes_with(
         &mut self,
         count: u8,
@@ -121,7 +121,7 @@ impl Lab {
     }
 
     /// Connects a client through a node. Returns the endpoint that accepted the connection, and
-    /// both sides of the open connection. Returns `None` if the kernel refused the connection.
+    /// both sides of the connection. Returns `None` if the kernel refused it.
     fn open(&self, client: Ipv4Addr, node: &Node) -> Option<(u8, [TcpStream; 2])> {
         let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
         bind(&socket, &SocketAddrV4::new(client, 0)).unwrap();
@@ -141,7 +141,7 @@ impl Lab {
         self.open(client, node).map(|(endpoint, _)| endpoint)
     }
 
-    /// Connects each client once through a node, and returns the endpoint that each client reached.
+    /// Connects each client once through a node. Returns the endpoint that each client reached.
     fn ask_all(&self, node: &Node) -> Vec<Reached> {
         let client = |number: u16| {
             let [high, low] = number.to_be_bytes();
@@ -153,7 +153,7 @@ impl Lab {
     }
 }
 
-/// A node: a proxier on a fake kernel. The program also sends the proxier's writes to the real
+/// A simulated node: a proxier on a fake kernel, whose writes the program repeats on the real
 /// kernel.
 struct Node {
     at: Ipv4Addr,
@@ -173,7 +173,7 @@ impl Node {
         Self { at, world }
     }
 
-    /// Changes the Service's endpoints. Returns the writes to the virtual server.
+    /// Replaces the Service's endpoints. Returns the writes to the virtual server.
     fn endpoints(&mut self, hosts: &[u8]) -> Vec<Op> {
         let endpoints: Vec<String> = hosts
             .iter()
@@ -188,8 +188,8 @@ impl Node {
         self.writes()
     }
 
-    /// Ends the drains. The fake kernel has no connections, so no drain has to wait. Returns the
-    /// writes.
+    /// Ends the drains, and returns the writes. No drain waits, because the fake kernel has no
+    /// connections.
     fn end_drains(&mut self) -> Vec<Op> {
         self.world.wait(Duration::from_secs(10));
         self.world.settle();
@@ -202,14 +202,14 @@ impl Node {
     }
 }
 
-/// Order in which the endpoints of the Service are added to a node.
+/// Order in which the Service's endpoints are added to a node.
 #[derive(Debug, Clone, Copy)]
 enum Arrival {
-    /// All endpoints are added together, in the order of their addresses on all nodes.
+    /// All endpoints together, in the order of their addresses on all nodes.
     Ascending,
-    /// All endpoints are added together, in the order that the planner chooses.
+    /// All endpoints together, in the order that the planner chooses for the node.
     AtOnce,
-    /// The endpoints are added one after another, in the same order on all nodes.
+    /// One endpoint after another, in the same order on all nodes.
     OneByOne,
 }
 
@@ -250,7 +250,7 @@ fn percent(part: usize, of: usize) -> String {
     format!("{:.1} %", 100.0 * part as f64 / of as f64)
 }
 
-/// Prints the share of all nodes' connections that the busiest endpoint gets.
+/// Prints the busiest endpoint's share of all nodes' connections.
 fn spread(lab: &mut Lab) {
     println!("| scheduler | endpoints come | 1 connection a node | 2 | 4 |\n|---|---|---|---|---|");
     let all = [Arrival::Ascending, Arrival::AtOnce, Arrival::OneByOne];
@@ -289,7 +289,7 @@ fn spread(lab: &mut Lab) {
     lab.draw("spread.svg", charts::bars(&title, &unit, &bars));
 }
 
-/// Prints whether all nodes choose the same endpoint for the same client.
+/// Prints whether all nodes choose the same endpoint for a client.
 fn agreement(lab: &mut Lab) {
     println!(
         "\n| scheduler | endpoints come | clients with one endpoint at all nodes | connections elsewhere |\n|---|---|---|---|"
@@ -328,7 +328,7 @@ fn agreement(lab: &mut Lab) {
     }
 }
 
-/// Prints how many clients reach another endpoint, or none, after a change of the endpoints.
+/// Prints how many clients reach another endpoint, or none, after the endpoints have changed.
 fn moves(lab: &mut Lab) {
     println!(
         "\n| scheduler | flags | refused while one of {ENDPOINTS} drains | moved then | moved when it is gone | moved by an 11th |\n|---|---|---|---|---|---|"
@@ -377,10 +377,10 @@ fn moves(lab: &mut Lab) {
     );
 }
 
-/// Connection limit of each endpoint, in Services that have such a limit.
+/// Connection limit of each endpoint in the Services that have one.
 const CEILING: u16 = 20;
 
-/// Prints how many connections the kernel refuses because endpoints have reached their limit.
+/// Prints how many connections the kernel refuses because endpoints are full.
 fn full(lab: &mut Lab) {
     let ceiling = CEILING.to_string();
     let limit = (MAX_CONNECTIONS, &*ceiling);
@@ -401,7 +401,7 @@ fn full(lab: &mut Lab) {
         let mut nodes = lab.nodes_with(1, &annotations, None);
         let all: Vec<u8> = (0..ENDPOINTS).collect();
         lab.write(nodes[0].endpoints(&all));
-        // Uses only two clients, so that the endpoints of hashing schedulers become full.
+        // Only two clients, so that hashing schedulers fill their endpoints.
         let client = |number: u16| Ipv4Addr::new(10, 1, 0, (number % 2) as u8);
         let open: Vec<_> = (0..half)
             .map(|number| lab.open(client(number), &nodes[0]))
@@ -434,7 +434,7 @@ fn full(lab: &mut Lab) {
         println!("| {left} connections left, the others just closed | {at_once} |");
         cases.push((left, nodes, open));
     }
-    // The kernel's timeout of a connection after a reset is 10 s.
+    // The kernel keeps a connection for 10 s after a reset.
     std::thread::sleep(Duration::from_secs(13));
     for (left, nodes, _open) in &cases {
         let later = lab.ask(client, &nodes[0]).map_or("refused", |_| "served");
@@ -462,8 +462,8 @@ fn weights(lab: &mut Lab) {
     println!(
         "\n| scheduler | to 1 endpoint here | to 3 in the zone | to 6 elsewhere |\n|---|---|---|---|"
     );
-    // One endpoint is on this node, three are in its zone, and six are elsewhere. The sums of their
-    // weights are 4, 6 and 6.
+    // One endpoint on this node, three in its zone, six elsewhere. The sums of their weights are 4,
+    // 6 and 6.
     let placed = |host: u8| Endpoint {
         address: [10, 244, 0, host].into(),
         ready: true,
@@ -507,10 +507,10 @@ fn weights(lab: &mut Lab) {
     }
 }
 
-/// Prints a new endpoint's share of the open connections while the endpoint's weight grows.
+/// Prints a new endpoint's share of the open connections during its slow start.
 fn slow_start(lab: &mut Lab) {
     const MINUTES: u8 = 9;
-    /// Number of connections in each minute. All of them end before the next minute.
+    /// Number of connections per minute. All end before the next minute.
     const OPEN: u8 = 200;
     println!(
         "\n| scheduler | minute 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 | 10 |\n|---|---|---|---|---|---|---|---|---|---|---|---|"

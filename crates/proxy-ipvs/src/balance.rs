@@ -27,7 +27,7 @@ pub(crate) struct Balance<'a> {
     flags: u32,
     max_connections: u16,
     weights: Option<Weights>,
-    /// Slow start of new endpoints, or `None` if new endpoints get their full weight at once.
+    /// Slow start of new endpoints, or `None` if new endpoints get their full weight immediately.
     pub(crate) ramp: Option<Ramp>,
 }
 

@@ -94,7 +94,8 @@ impl Ipvs {
         state.news.changed(name);
     }
 
-    /// Reserves memory for new Services at once, which is far cheaper than many small allocations.
+    /// Reserves memory for all new Services together, which is far cheaper than many small
+    /// allocations.
     pub(crate) fn reserve(
         &mut self,
         model: &Model,

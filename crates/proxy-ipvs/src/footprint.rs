@@ -71,9 +71,9 @@ fn sets(family: IpFamily) -> Vec<OwnSet> {
     own.chain([spare]).collect()
 }
 
-/// Returns the name of the family's spare set, which temporarily replaces a set that grows. Both
-/// families may grow sets at once, and ipset names are shared by the families. So each family has
-/// its own spare set.
+/// Returns the name of the family's spare set, which temporarily replaces a set that grows. The
+/// kernel has one name space for the ipsets of both families, and both may grow sets at the same
+/// time. So each family has its own spare set.
 pub(crate) fn spare(family: IpFamily) -> &'static str {
     match family {
         IpFamily::V4 => "KUBE-GROWING",

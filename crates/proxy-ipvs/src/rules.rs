@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn chains_of_other_programs_are_ignored() {
+    fn parsing_rules_ignores_the_chains_of_other_programs() {
         let saved = "*nat\n:OTHER - [0:0]\n:KUBE-SERVICES - [0:0]\n-A OTHER -j RETURN\n-A POSTROUTING -j OTHER\n\
                      -A KUBE-SERVICES -d 9.9.9.9/32 -j RETURN\nCOMMIT\n*mangle\n:KUBE-SERVICES - [0:0]\nCOMMIT\n";
         let found = Rules::parse(saved);

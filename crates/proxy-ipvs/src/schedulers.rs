@@ -1,12 +1,11 @@
-//! Schedulers that Services request in addition to the node's scheduler, and whether the kernel has
-//! them.
+//! Finds out which of the schedulers that Services request the kernel has.
 //!
-//! When a virtual server names a scheduler, the kernel loads the scheduler's module. Meanwhile, the
-//! kernel blocks all IPVS writes. So no write of a Service's virtual server may cause such a load:
+//! The kernel loads a scheduler's module when a virtual server names the scheduler, and blocks all
+//! IPVS writes meanwhile. So a Service's virtual server must never cause this:
 //!
-//! 1. The proxy's read-only worker thread queries each scheduler once.
+//! 1. The proxy's read-only worker thread asks the kernel once for each scheduler.
 //! 2. Until the kernel responds, the Service uses the node's scheduler.
-//! 3. A scheduler that an existing virtual server uses needs no query. So a restart changes no
+//! 3. A scheduler that an existing virtual server uses needs no question. So a restart changes no
 //!    scheduler.
 
 use std::collections::BTreeMap;
@@ -19,39 +18,38 @@ use crate::balance::ServiceSchedulers;
 use crate::config::Config;
 use crate::server::VirtualServer;
 
-/// Time until the proxy queries a missing scheduler again. By then, an operator may have installed
-/// its module.
+/// Time after which the proxy asks again for a missing scheduler, whose module an operator may have
+/// installed since.
 const RETRY: Duration = Duration::from_mins(5);
 
-/// Schedulers that Services request, and the kernel's responses about them.
+/// Schedulers that Services request, with the kernel's response about each.
 #[derive(Debug, Default)]
 pub(crate) struct Schedulers {
     known: BTreeMap<Scheduler, SchedulerEntry>,
-    /// True once a Service with session affinity has needed [`Scheduler::SOURCE_HASH`].
+    /// True once a Service with session affinity needs [`Scheduler::SOURCE_HASH`].
     is_source_hash_needed: bool,
-    /// True if the kernel has responded to a query since Services were last compiled.
+    /// True if the kernel has responded since the Services were last compiled.
     has_answers: bool,
-    /// True if a response of the kernel contradicts the assumption with which Services were last
+    /// True if a response of the kernel differs from what was assumed when Services were last
     /// compiled.
     has_changed: bool,
 }
 
-/// A scheduler, and the kernel's response to the query about it.
+/// A scheduler, and the kernel's response about it.
 #[derive(Debug)]
 struct SchedulerEntry {
     name: Arc<str>,
     state: SchedulerState,
-    /// True if the proxy must query the kernel for this scheduler.
+    /// True if the proxy must ask the kernel for this scheduler.
     is_due: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum SchedulerState {
-    /// The kernel has not responded to the query yet.
+    /// The kernel has not responded yet.
     Unknown,
     There,
-    /// The kernel lacks the scheduler. The values are the kernel's reason and the time of the
-    /// response.
+    /// The kernel lacks the scheduler, for this reason. The time is that of the response.
     Missing(String, Instant),
 }
 
@@ -66,7 +64,7 @@ impl SchedulerEntry {
 }
 
 impl Schedulers {
-    /// Returns the initial state. Contains the schedulers that a preview has already queried
+    /// Creates the state at the start, with the schedulers that a preview has already asked for
     /// (`foreseen_schedulers`).
     pub(crate) fn new(config: &Config, now: Instant) -> Self {
         let mut schedulers = Self::default();
@@ -83,8 +81,8 @@ impl Schedulers {
         of.or_insert_with(|| SchedulerEntry::new(scheduler))
     }
 
-    /// Returns the scheduler that a Service gets: the requested scheduler if the kernel has it,
-    /// otherwise the node's scheduler.
+    /// Returns the scheduler that a Service requests, if the kernel has it, or else the node's
+    /// scheduler.
     fn of(&mut self, service: &Service, config: &Config) -> Arc<str> {
         let asked = service.options.as_ref().and_then(|of| of.scheduler);
         match asked.filter(|asked| asked.name() != &*config.scheduler) {
@@ -116,13 +114,14 @@ impl Schedulers {
         }
     }
 
-    /// Requests a query of the scheduler `sh`, which chooses a destination by the client's address.
+    /// Requests a question to the kernel for the scheduler `sh`, which chooses a destination by the
+    /// client's address.
     pub(crate) fn want_by_source(&mut self) {
         self.is_source_hash_needed = true;
         self.ask(Scheduler::SOURCE_HASH);
     }
 
-    /// Records that the kernel has the schedulers that existing virtual servers use.
+    /// Records the schedulers of existing virtual servers as present in the kernel.
     pub(crate) fn found<'a>(&mut self, servers: impl Iterator<Item = &'a VirtualServer>) {
         let mut last: Option<&str> = None;
         for server in servers {
@@ -135,7 +134,7 @@ impl Schedulers {
         }
     }
 
-    /// Returns the next scheduler to query, if any, and marks it as queried.
+    /// Returns the next scheduler to ask the kernel for, and marks it as asked for.
     pub(crate) fn next(&mut self) -> Option<Scheduler> {
         let mut all = self.known.iter_mut();
         let (scheduler, known) = all.find(|(_, known)| known.is_due)?;
@@ -143,8 +142,7 @@ impl Schedulers {
         Some(*scheduler)
     }
 
-    /// Stores the kernel's response to a query. An error contains the reason why the scheduler is
-    /// missing.
+    /// Stores the kernel's response. An error contains the reason why the scheduler is missing.
     pub(crate) fn take(&mut self, scheduler: Scheduler, answer: Result<(), String>, now: Instant) {
         let is_needed = self.is_source_hash_needed && scheduler == Scheduler::SOURCE_HASH;
         let state = match answer {
@@ -167,13 +165,13 @@ impl Schedulers {
         let known = self.ask(scheduler);
         known.is_due = false;
         let before = std::mem::replace(&mut known.state, state);
-        // Treats a scheduler without a response like a missing scheduler, because in both cases the
-        // Service uses the node's scheduler.
+        // Without a response, a Service uses the node's scheduler, as if the kernel lacked the
+        // scheduler.
         let was_there = before == SchedulerState::There;
         self.has_changed |= was_there != (known.state == SchedulerState::There);
     }
 
-    /// Records that the kernel refused a virtual server because the kernel lacks its scheduler.
+    /// Records that the kernel refused a virtual server because it lacks the scheduler.
     pub(crate) fn lacks(&mut self, name: &str, reason: String, now: Instant) {
         let mut known = self.known.keys();
         if let Some(scheduler) = known.find(|of| of.name() == name).copied() {
@@ -181,8 +179,8 @@ impl Schedulers {
         }
     }
 
-    /// Requests another query of each scheduler that has been missing for [`RETRY`]. The proxier
-    /// calls this function once per sync period.
+    /// Asks again for each scheduler that has been missing for [`RETRY`]. The proxier calls this
+    /// once per sync period.
     pub(crate) fn check(&mut self, now: Instant) {
         for known in self.known.values_mut() {
             if let SchedulerState::Missing(_, since) = known.state {
@@ -191,7 +189,7 @@ impl Schedulers {
         }
     }
 
-    /// Returns true if a response has arrived since the last call of
+    /// Returns true if the kernel has responded since the last call of
     /// [`take_changed`](Self::take_changed).
     pub(crate) fn has_news(&self) -> bool {
         self.has_answers || self.has_changed
@@ -208,7 +206,8 @@ impl Schedulers {
         std::mem::take(&mut self.has_changed)
     }
 
-    /// Lists missing schedulers as unavailable values of the scheduler option.
+    /// Lists the missing schedulers as values of the scheduler option that are unavailable on this
+    /// node.
     pub(crate) fn unavailable(&self) -> Vec<UnavailableOption> {
         let missing = self
             .known

@@ -1,4 +1,4 @@
-//! Virtual servers and destinations of IPVS, as values.
+//! Values that describe IPVS virtual servers and destinations.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -9,25 +9,24 @@ use ipnet::IpNet;
 use ipvs_netlink::ServiceKey;
 use proxy::{IpFamily, ServiceAddress, Target};
 
-/// Identity of a virtual server in the kernel. Sets and claims contain service addresses instead,
-/// which can be converted to this type.
+/// Identity of a virtual server in the kernel: a mark, or a service address. Sets and claims
+/// contain only service addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum VirtualServerKey {
-    /// Virtual server for all packets with this firewall mark, to any address. Plans create virtual
-    /// servers for marks before virtual servers at addresses. Otherwise, marked packets would use
-    /// the virtual server at their destination address.
+    /// Virtual server for all packets with this firewall mark, to any destination. Plans create it
+    /// before the virtual servers at addresses, which marked packets would otherwise use.
     Mark {
         /// IP family of the packets.
         family: IpFamily,
-        /// The packet mark, which is never 0.
+        /// Firewall mark of the packets, never 0.
         mark: u32,
     },
-    /// Virtual server for packets to this address and port.
+    /// Virtual server for packets to this address, protocol and port.
     Address(ServiceAddress),
 }
 
 impl VirtualServerKey {
-    /// Returns the service address, or `None` if the key is a mark.
+    /// Returns the service address, or `None` for a firewall mark.
     pub fn address(&self) -> Option<ServiceAddress> {
         match *self {
             Self::Address(at) => Some(at),
@@ -35,7 +34,8 @@ impl VirtualServerKey {
         }
     }
 
-    /// Returns true if the service address lies in one of these networks. Returns false for a mark.
+    /// Returns true if the service address lies in one of these networks. Returns false for a
+    /// firewall mark.
     pub(crate) fn is_within(&self, nets: &[IpNet]) -> bool {
         let is_in = |at: ServiceAddress| nets.iter().any(|net| net.contains(&at.address));
         self.address().is_some_and(is_in)
@@ -69,16 +69,16 @@ impl From<VirtualServerKey> for ServiceKey {
     }
 }
 
-/// Properties of a virtual server, without its destinations. A comparison ignores
-/// [`Properties::OWNED`].
+/// Properties of a virtual server, except its destinations. [`Properties::OWNED`] does not affect
+/// equality.
 #[derive(Debug, Clone, Eq)]
 pub struct Properties {
-    /// Name of the scheduler in the kernel.
+    /// Name of the IPVS scheduler, such as `rr`.
     pub scheduler: Arc<str>,
-    /// Flags `IP_VS_SVC_F_*` of linux/ip_vs.h, and [`Properties::OWNED`]. Never contains `HASHED`,
-    /// which the kernel sets by itself.
+    /// Flags `IP_VS_SVC_F_*` of linux/ip_vs.h, and [`Properties::OWNED`]. `HASHED`, which the
+    /// kernel sets itself, is never included.
     pub flags: u32,
-    /// Persistence timeout in seconds, or 0 if [`Properties::PERSISTENT`] is not set.
+    /// Persistence timeout in seconds, or 0 without [`Properties::PERSISTENT`].
     pub timeout: u32,
 }
 
@@ -86,45 +86,45 @@ impl Properties {
     /// Flag of session affinity (`IP_VS_SVC_F_PERSISTENT`): a client stays with its first
     /// destination.
     pub const PERSISTENT: u32 = 0x1;
-    /// Flag that the kernel sets by itself (`IP_VS_SVC_F_HASHED`). This proxy ignores the flag.
+    /// Flag that the kernel sets itself (`IP_VS_SVC_F_HASHED`). The proxy ignores it.
     pub const HASHED: u32 = 0x2;
-    /// Flag of the schedulers `mh` and `sh`: choose another destination if the hashed destination
-    /// has weight 0 or is full (`IP_VS_SVC_F_SCHED_MH_FALLBACK`, `IP_VS_SVC_F_SCHED_SH_FALLBACK`).
+    /// Flag of the schedulers `mh` and `sh`: they choose another destination if the hashed one has
+    /// weight 0 or is full (`IP_VS_SVC_F_SCHED_MH_FALLBACK`, `IP_VS_SVC_F_SCHED_SH_FALLBACK`).
     pub const FALLBACK: u32 = 0x8;
-    /// Flag of the schedulers `mh` and `sh`: also hash the client's port
+    /// Flag of the schedulers `mh` and `sh`: they hash the client's port as well as its address
     /// (`IP_VS_SVC_F_SCHED_MH_PORT`, `IP_VS_SVC_F_SCHED_SH_PORT`).
     pub const HASH_PORT: u32 = 0x10;
-    /// Flag that marks a virtual server as created by a kube-proxy. The flag is needed where other
-    /// evidence of ownership may be missing:
+    /// Flag of a virtual server that a kube-proxy created, for cases without other evidence of
+    /// ownership:
     ///
     /// - Sets of NodePorts contain only ports. So a virtual server at an address that the node has
     ///   lost could belong to any program.
     /// - No set contains fwmark virtual servers.
     ///
-    /// The bit has no meaning to the kernel. The kernel stores and returns all flags, but tests
-    /// only the six low bits (`net/netfilter/ipvs/ip_vs_ctl.c`). No tool shows the bit (`ipvsadm`,
+    /// The kernel stores and returns this bit without giving it a meaning: it tests only the six
+    /// low bits (`net/netfilter/ipvs/ip_vs_ctl.c`). No tool shows the bit (`ipvsadm`,
     /// `/proc/net/ip_vs`), so the visible state equals upstream's.
     ///
-    /// If upstream kube-proxy later runs on the node, it finds a flag that it does not want, and
-    /// writes such a virtual server once. The kernel keeps the destinations and connections.
+    /// If upstream kube-proxy runs on the node later, it finds an unwanted flag, and writes such a
+    /// virtual server once. The kernel keeps the destinations and connections.
     ///
     /// Alternatives are worse:
     ///
-    /// - An additional set, member or address would be visible.
-    /// - The timeout and the netmask are in use for session affinity.
-    /// - A file can contradict the kernel after a reboot or another program's change.
+    /// - An additional set, set member or address would be visible.
+    /// - Timeout and netmask are in use for session affinity.
+    /// - A file may contradict the kernel after a reboot, or after another program's change.
     ///
     /// Exceptions:
     ///
-    /// - A virtual server of upstream or of an earlier build of this proxy lacks the bit, and does
-    ///   not get it later. Sets and addresses show that a kube-proxy owns it.
+    /// - Upstream's virtual servers, and those of an earlier build of this proxy, lack the bit and
+    ///   never get it. Sets and addresses prove that a kube-proxy owns them.
     /// - If a kernel drops the bit, only this evidence is lost.
-    /// - If a kernel refuses the bit, the proxy creates the virtual server without the bit.
+    /// - If a kernel refuses the bit, the proxy creates the virtual server without it.
     pub const OWNED: u32 = 1 << 30;
 
-    /// Returns these properties with scheduler `sh` instead of persistence. Scheduler `sh` chooses
-    /// a destination by the client's address. For fwmark virtual servers, IPVS' persistence keeps
-    /// the packet's destination port, so persistence works only for endpoints with that port.
+    /// Returns these properties with the scheduler `sh` (source hashing) instead of persistence.
+    /// Persistence of an fwmark virtual server keeps the packet's destination port, so it works
+    /// only for endpoints with that port.
     pub(crate) fn by_source(&self, scheduler: &Arc<str>) -> Self {
         Self {
             scheduler: Arc::clone(scheduler),
@@ -133,7 +133,7 @@ impl Properties {
         }
     }
 
-    /// Returns these properties without persistence.
+    /// Returns these properties without the persistence flag and timeout.
     pub(crate) fn without_persistence(self) -> Self {
         Self {
             flags: self.flags & !Self::PERSISTENT,
@@ -150,9 +150,8 @@ impl Properties {
 }
 
 impl VirtualServer {
-    /// Returns true if a kube-proxy could have created `found` for this wanted virtual server: both
-    /// have a common destination. If `found` has no destinations, the properties of both must be
-    /// equal.
+    /// Returns true if `found` may be a kube-proxy's version of this wanted virtual server: they
+    /// have a destination in common or, if `found` has none, equal properties.
     pub(crate) fn is_like(&self, found: &Self) -> bool {
         if found.destinations.is_empty() {
             return found.properties == self.properties;
@@ -169,42 +168,41 @@ impl PartialEq for Properties {
     }
 }
 
-/// Virtual server with its destinations. A clone is cheap, because it shares the list of
+/// Virtual server with its destinations. Clones are cheap, because they share the list of
 /// destinations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VirtualServer {
-    /// Scheduler, flags and persistence timeout.
+    /// Scheduler, flags and persistence timeout of the virtual server.
     pub properties: Properties,
-    /// Destinations sorted by target, without duplicates.
+    /// Destinations, sorted by target, without duplicates.
     pub destinations: Destinations,
 }
 
 impl VirtualServer {
-    /// Returns the destination with this target, if it exists.
+    /// Returns the destination with this target, or `None` if there is none.
     pub fn destination(&self, target: Target) -> Option<RealServer> {
         self.destinations.find(target)
     }
 }
 
-/// Destination of a virtual server. It represents a serving endpoint.
+/// Destination of a virtual server, for one endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RealServer {
     /// Address and port of the endpoint.
     pub target: Target,
-    /// Share of new connections, or 0 during a drain. A larger weight in the kernel is stored as
-    /// the largest value of this type.
+    /// Weight in the scheduler, 0 during a drain. A larger weight than this type can hold counts as
+    /// its maximum.
     pub weight: u16,
-    /// Number of connections at which IPVS stops sending new connections to the destination
-    /// (`ipvsadm -x`), or 0 for no limit.
+    /// Number of connections from which IPVS sends no new ones to the destination (`ipvsadm -x`),
+    /// or 0 for no limit.
     pub max_connections: u16,
-    /// True if all other attributes have this proxy's values: no lower threshold, and network
-    /// address translation (`ipvsadm -m`). If false, their values are unknown.
+    /// True if all other attributes are as this proxy sets them: no lower threshold, and NAT
+    /// (`ipvsadm -m`). If false, their values are unknown.
     pub is_plain: bool,
 }
 
 impl RealServer {
-    /// Creates a destination with upstream's defaults: network address translation, weight 1, and
-    /// no connection limit.
+    /// Creates a destination with upstream's defaults: NAT, weight 1, no connection limit.
     pub fn new(target: Target) -> Self {
         Self {
             target,
@@ -221,18 +219,17 @@ impl RealServer {
     }
 }
 
-/// Destinations of a virtual server, sorted by target. A clone is cheap, because it shares the
+/// Destinations of a virtual server, sorted by target. Clones are cheap, because they share the
 /// list.
 ///
-/// A large node has 500,000 destinations. Usually, all destinations of a list are IPv4 and differ
-/// only in the address. Then each destination takes 4 bytes.
+/// A large node has 500,000 destinations. Mostly, all destinations of a list are IPv4 and differ
+/// only in the address, and then each takes 4 bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Destinations(Packed);
 
 #[derive(Clone, PartialEq, Eq)]
 enum Packed {
-    /// Compact storage of a nonempty list of IPv4 destinations that differ only in the address.
-    /// Every such list is stored in this way.
+    /// Compact form of every nonempty list of IPv4 destinations that differ only in the address.
     Alike {
         addresses: Arc<[Ipv4Addr]>,
         port: u16,
@@ -244,7 +241,7 @@ enum Packed {
 }
 
 impl Destinations {
-    /// Returns the number of destinations in this list.
+    /// Returns the number of destinations.
     pub fn len(&self) -> usize {
         match &self.0 {
             Packed::Alike { addresses, .. } => addresses.len(),
@@ -252,7 +249,7 @@ impl Destinations {
         }
     }
 
-    /// Returns true if this list has no destinations.
+    /// Returns true if there are no destinations.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -262,9 +259,9 @@ impl Destinations {
         (0..self.len()).filter_map(|at| self.get(at))
     }
 
-    /// Merges two lists of destinations by target, in one pass. Returns a pair for each target, in
-    /// order: the target's destination in this list, and in `others`. A destination is `None` if
-    /// its list lacks the target. One pass matters, because each plan merges thousands of lists.
+    /// Merges this list and `others` by target. Returns, for each target in order, its destination
+    /// in this list and in `others`, or `None` where the list lacks the target. One pass over both
+    /// lists matters, because each plan merges thousands of them.
     pub(crate) fn beside(
         &self,
         others: &Self,
@@ -309,7 +306,7 @@ impl Destinations {
         self.iter().collect()
     }
 
-    /// Returns the destination with this target, if it exists.
+    /// Returns the destination with this target, or `None` if there is none.
     fn find(&self, target: Target) -> Option<RealServer> {
         let at = match (&self.0, target.ip) {
             (
@@ -326,7 +323,7 @@ impl Destinations {
 }
 
 impl From<&[RealServer]> for Destinations {
-    /// Packs a list of destinations, sorted by target and without duplicates.
+    /// Packs a list of destinations, which must be sorted by target and without duplicates.
     fn from(list: &[RealServer]) -> Self {
         let any = || Packed::Any(list.into());
         let Some(&first) = list.first() else {

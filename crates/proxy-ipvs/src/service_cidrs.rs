@@ -1,5 +1,5 @@
-//! Updates the ranges of service addresses (`--ipvs-vip-mode=range`). A range is a network that a
-//! single local route makes local.
+//! Updates the ranges of service addresses (`--ipvs-vip-mode=range`): networks that a single local
+//! route makes local.
 
 use std::net::SocketAddr;
 
@@ -12,12 +12,11 @@ use crate::proxier::Ipvs;
 use crate::ranges::{Networks, RangeGround, RangeSource, Ranges, SkippedRange};
 
 impl Ipvs {
-    /// Updates the ranges from the ServiceCIDRs, the node's networks and the API servers. Returns
-    /// true if every Service must be recompiled. Costs O(ServiceCIDRs and API servers) if nothing
-    /// has changed.
+    /// Updates the ranges after a change of the ServiceCIDRs, the node's networks or the API
+    /// servers. Returns true if every Service must be recompiled. Without a change, costs
+    /// O(ServiceCIDRs and API servers).
     pub(crate) fn follow_ranges(&mut self, state: &State, model: &Model) -> bool {
-        // Waits until the proxy has read the node's networks, because they decide which ranges are
-        // possible.
+        // Waits until the node's networks are read, because they limit the ranges.
         if state.config.vip_mode != VipMode::Range || !state.node.has_addresses {
             return false;
         }
@@ -57,7 +56,7 @@ impl Ipvs {
         match &ground.service_cidrs {
             Some(nets) if !nets.is_empty() => Ranges::new(nets.iter().copied(), &others),
             None if by_flag.is_empty() => {
-                // Keeps the ranges that the kernel already has until the ServiceCIDRs are known.
+                // While the ServiceCIDRs are unknown, the ranges in the kernel stay.
                 let there = self.tables.ranges.iter_actual().map(|(net, _)| *net);
                 Ranges::new(there, &others)
             }
@@ -65,8 +64,8 @@ impl Ipvs {
         }
     }
 
-    /// Returns the ranges whose addresses are local now or will become local. Rules must protect
-    /// the node's processes at these addresses.
+    /// Returns the ranges that are local or will become local. Rules must protect the node's own
+    /// processes at their addresses.
     pub(crate) fn guarded_ranges(&self) -> Ranges {
         let there = self.tables.ranges.iter_actual().map(|(net, _)| *net);
         let is_unwanted = |net: &IpNet| !self.ranges.nets.iter().any(|of| of.contains(net));

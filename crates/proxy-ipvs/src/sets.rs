@@ -1,8 +1,8 @@
-//! The `KUBE-*` sets, with upstream's name, type and comment of each set.
+//! The `KUBE-*` sets: upstream's name, type and comment of each.
 //!
 //! - Source: upstream's `pkg/proxy/ipvs/ipset.go` and `proxier.go`.
-//! - The comment is not stored in the set. It is part of the iptables rules that match the set.
-//! - Names of IPv6 sets begin with `KUBE-6-`. A name is cut to the kernel's limit of 31 characters
+//! - The comment belongs to the iptables rules that match the set. The kernel's set has no comment.
+//! - Names of IPv6 sets begin with `KUBE-6-`. Names are cut to the kernel's limit of 31 characters
 //!   (`IPSET_MAXNAMELEN` without the final NUL).
 
 use std::fmt;
@@ -13,7 +13,7 @@ use footprint::Says;
 use ipnet::IpNet;
 use proxy::{IpFamily, Protocol, ServiceAddress, Target};
 
-/// A set that the shim (our rules beside IPVS) matches.
+/// A set that rules of the shim match.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 #[allow(missing_docs, reason = "each is described by its row in ROWS")]
@@ -40,20 +40,20 @@ pub enum Set {
     UnservedOutside,
 }
 
-/// Type of a set, which determines its members.
+/// Type of a set: the fields of its members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SetKind {
     /// Addresses only (`hash:ip`).
     Address,
     /// Addresses, each with a protocol and port (`hash:ip,port`).
     AddressPort,
-    /// Addresses with a protocol and port, each paired with a source address (`hash:ip,port,ip`).
+    /// Addresses with a protocol and port, each with a source address (`hash:ip,port,ip`).
     AddressPortAddress,
-    /// Addresses with a protocol and port, each paired with a source network (`hash:ip,port,net`).
+    /// Addresses with a protocol and port, each with a source network (`hash:ip,port,net`).
     AddressPortNet,
     /// Ports only (`bitmap:port` with the range 0-65535).
     Port,
-    /// Addresses with a protocol and port, each with the mark for packets to this destination
+    /// Addresses with a protocol and port, each with a firewall mark for packets to it
     /// (`hash:ip,port` with `skbinfo`).
     AddressPortMark,
 }
@@ -74,7 +74,8 @@ const fn row(set: Set, suffix: &'static str, kind: SetKind, comment: &'static st
     }
 }
 
-/// Table of all sets, in the order of [`Set`]. The number of a set is the index of its row.
+/// Table of all sets, in the order of the variants of [`Set`]: a set's number is the index of its
+/// row.
 const ROWS: [SetRow; 20] = [
     row(
         Set::LoopBack,
@@ -201,16 +202,16 @@ const ROWS: [SetRow; 20] = [
 /// Number of upstream's sets, which are the first rows of [`ROWS`].
 const UPSTREAM: usize = 17;
 
-/// Maximum length of a set name in the kernel, in bytes.
+/// Longest name of an ipset, in bytes.
 const MAX_NAME: usize = 31;
 
 impl Set {
-    /// Returns every set of upstream, in the order of the sets' numbers.
+    /// Returns each set that upstream has, in the order of [`Set`].
     pub fn all() -> impl Iterator<Item = Self> {
         Self::every().take(UPSTREAM)
     }
 
-    /// Returns every set, including the sets that only `--ipvs-semantics=exact` uses.
+    /// Returns each set, including those that only `--ipvs-semantics=exact` uses.
     pub fn every() -> impl Iterator<Item = Self> {
         ROWS.iter().map(|row| row.set)
     }
@@ -222,7 +223,7 @@ impl Set {
 
     /// Number of upstream's sets.
     pub const COUNT: usize = UPSTREAM;
-    /// Number of all sets, including the sets that only `--ipvs-semantics=exact` uses.
+    /// Number of all sets, including those that only `--ipvs-semantics=exact` uses.
     pub(crate) const EVERY: usize = ROWS.len();
 
     fn row(self) -> &'static SetRow {
@@ -233,7 +234,7 @@ impl Set {
         &ROWS[self as usize]
     }
 
-    /// Returns the set's name in the kernel.
+    /// Returns the set's name in the kernel for this IP family.
     pub fn name(self, family: IpFamily) -> String {
         let prefix = match family {
             IpFamily::V4 => "KUBE-",
@@ -244,7 +245,7 @@ impl Set {
         name
     }
 
-    /// Returns the set's name in the kernel as a static string, for iptables targets.
+    /// Returns the set's name in the kernel as a static string, which iptables targets need.
     pub(crate) fn static_name(self, family: IpFamily) -> &'static str {
         static NAMES: LazyLock<[[String; Set::EVERY]; 2]> = LazyLock::new(|| {
             IpFamily::ALL.map(|family| ROWS.each_ref().map(|row| row.set.name(family)))
@@ -256,23 +257,24 @@ impl Set {
             .map_or("", String::as_str)
     }
 
-    /// Returns our set that has this name in this IP family, if any.
+    /// Returns the set that has this name in this IP family, or `None` if the name is not one of
+    /// ours.
     pub fn by_name(name: &str, family: IpFamily) -> Option<Self> {
         Self::every().find(|set| set.name(family) == name)
     }
 
-    /// Returns the type of the set's members.
+    /// Returns the type of the set.
     pub fn kind(self) -> SetKind {
         self.row().kind
     }
 
-    /// Returns the comment of the rules that match the set.
+    /// Returns the comment that upstream writes on rules that match the set.
     pub fn comment(self) -> &'static str {
         self.row().comment
     }
 
-    /// Returns the fact that a member of this set proves, if any: for example, that the mode owns a
-    /// virtual server, or that the mode has bound an address.
+    /// Returns what a member of this set proves, for example that the mode owns a virtual server,
+    /// or that it has bound an address.
     pub(crate) fn says(self) -> Says {
         match self {
             Self::ClusterIp
@@ -288,15 +290,15 @@ impl Set {
         }
     }
 
-    /// Returns true if the set's members prove ownership of virtual servers. If so, the proxy
-    /// removes a virtual server before the members that prove its ownership.
+    /// Returns true if the set's members prove ownership of virtual servers. The proxy removes a
+    /// virtual server before these members.
     pub fn marks_ownership(self) -> bool {
         matches!(self.says(), Says::VirtualServers | Says::NodePorts(_))
     }
 
-    /// Returns the service address (IP address, protocol and port) in a member. Returns `None` for
-    /// a member without an address or without a port, and for every member of the loop-back set,
-    /// whose address and port belong to an endpoint.
+    /// Returns the service address in a member: IP address, protocol and port. Returns `None` for a
+    /// member without a port or without an address, and for the loop-back set, whose members
+    /// contain endpoints.
     pub(crate) fn service_address(self, member: &Member) -> Option<ServiceAddress> {
         match *member {
             _ if self == Self::LoopBack => None,
@@ -310,7 +312,7 @@ impl Set {
         }
     }
 
-    /// Returns the set that contains the NodePorts of a protocol.
+    /// Returns the set of a protocol's NodePorts.
     pub fn node_port(protocol: Protocol) -> Self {
         match protocol {
             Protocol::Tcp => Self::NodePortTcp,
@@ -319,7 +321,8 @@ impl Set {
         }
     }
 
-    /// Returns the set that contains a protocol's NodePorts with `externalTrafficPolicy: Local`.
+    /// Returns the set of a protocol's NodePorts whose Services have `externalTrafficPolicy:
+    /// Local`.
     pub fn node_port_local(protocol: Protocol) -> Self {
         match protocol {
             Protocol::Tcp => Self::NodePortLocalTcp,
@@ -329,7 +332,7 @@ impl Set {
     }
 }
 
-/// A member of a set. Displayed in the format of `ipset`.
+/// A member of a set. It is formatted as `ipset` does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Member {
     /// An address (`ADDRESS`).
@@ -342,7 +345,7 @@ pub enum Member {
     AddressPortNet(IpAddr, Protocol, u16, IpNet),
     /// A port (`PORT`).
     Port(u16),
-    /// An address with protocol and port, and a packet mark (`ADDRESS,PROTOCOL:PORT,MARK`).
+    /// An address with protocol and port, and a firewall mark (`ADDRESS,PROTOCOL:PORT,MARK`).
     AddressPortMark(IpAddr, Protocol, u16, u32),
 }
 
@@ -353,8 +356,7 @@ impl From<ServiceAddress> for Member {
 }
 
 impl Member {
-    /// Returns the prefix length of the member's source network, or `None` for a member without a
-    /// network.
+    /// Returns the prefix length of the member's source network, or `None` if it has none.
     pub(crate) fn prefix_len(&self) -> Option<u8> {
         match self {
             Self::AddressPortNet(.., net) => Some(net.prefix_len()),
@@ -362,8 +364,8 @@ impl Member {
         }
     }
 
-    /// Returns the endpoint that a loop-back member contains. Rules masquerade the packets that
-    /// this endpoint sends to itself. Returns `None` for any other member.
+    /// Returns the endpoint in a member of the loop-back set, whose packets to itself are
+    /// masqueraded. Returns `None` for a member of any other form.
     pub(crate) fn looped_back(&self) -> Option<(Protocol, Target)> {
         match *self {
             Self::AddressPortAddress(ip, protocol, port, source) if ip == source => {
@@ -400,7 +402,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_ipsets_enum_value_is_the_index_of_its_table_row() {
+    fn each_sets_enum_value_is_the_index_of_its_table_row() {
         for (index, set) in Set::every().enumerate() {
             assert_eq!(set as usize, index);
         }

@@ -1,5 +1,5 @@
-//! The shim: the few rules beside IPVS that masquerade packets and filter them by sets.
-//! `--ipvs-shim` selects one of three implementations with the same verdicts:
+//! The shim: the few rules beside IPVS that masquerade and filter packets by sets. `--ipvs-shim`
+//! selects one of three variants with the same verdicts:
 //!
 //! ```text
 //!   upstream  upstream's chains and rules ╮ of iptables
@@ -7,9 +7,9 @@
 //!   native    our nftables table, with separate sets
 //! ```
 //!
-//! The number of rules depends on which sets have members, not on the number of Services. The only
-//! exception is the iptables chain KUBE-IPVS-OUT-FILTER. It has one rule for each load-balancer
-//! address whose source ranges exclude this node.
+//! The number of rules depends on which sets have members, not on the number of Services. Only the
+//! iptables chain KUBE-IPVS-OUT-FILTER has more: one rule for each load-balancer address whose
+//! source ranges exclude this node.
 
 mod early;
 mod lean;
@@ -30,21 +30,21 @@ use crate::ranges::Ranges;
 use crate::rules::Rules;
 use crate::sets::Set;
 
-/// Packet fields that a rule looks up in a set.
+/// Packet fields with which a rule looks up a set.
 const DST: &[Field] = &[Field::Destination];
 const DST_DST: &[Field] = &[Field::Destination, Field::Destination];
 const SRC_DST: &[Field] = &[Field::Source, Field::Destination];
 const DST_DST_SRC: &[Field] = &[Field::Destination, Field::Destination, Field::Source];
 
-/// Inputs from which the shim's rules are computed.
+/// Inputs of the shim's rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shim {
     /// IP family of the rules.
     pub family: IpFamily,
-    /// Sets that the rules must match, because they have members.
+    /// Sets that the rules must match.
     pub filled: BTreeSet<Set>,
     /// Load-balancer addresses to which this node must not connect, because their source ranges
-    /// exclude the node. See
+    /// exclude it. See
     /// [`Fragment::forbidden_to_node`](crate::compile::Fragment::forbidden_to_node).
     pub forbidden_to_node: BTreeSet<ServiceAddress>,
     /// Ranges of service addresses: networks that local routes make local.
@@ -52,14 +52,14 @@ pub struct Shim {
 }
 
 impl Shim {
-    /// Returns the rules of the shim that `config` selects, without source ranges in nftables.
+    /// Returns the rules of the shim variant in `config`. In nftables, they lack the rules for
+    /// source ranges.
     pub fn rules(&self, config: &Config) -> Rules {
         self.rules_with(&BTreeSet::new(), config)
     }
 
-    /// Returns the rules of the shim that `config` selects. `prefixes` contains the prefix lengths
-    /// of source ranges. Only nftables needs them: in iptables, one set contains source ranges of
-    /// all prefix lengths.
+    /// Returns the rules of the shim variant in `config`. `prefixes` has the prefix lengths of
+    /// source ranges, for nftables only: in iptables, one set contains the ranges of all lengths.
     pub fn rules_with(&self, prefixes: &BTreeSet<u8>, config: &Config) -> Rules {
         match config.shim {
             ShimStyle::Upstream => Rules::in_iptables(&self.upstream(config)),
@@ -85,7 +85,7 @@ impl Shim {
         }
     }
 
-    /// Matches packets if a set contains the packet's values of these fields.
+    /// Matches packets if the set has a member with the packet's values of these fields.
     fn in_set(&self, set: Set, fields: &'static [Field]) -> Match {
         Match::InSet(set.name(self.family).into(), fields)
     }
@@ -95,8 +95,8 @@ impl Shim {
     }
 
     /// Returns the rule that accepts `ping` requests to service addresses (`--ipvs-answer-ping`),
-    /// or `None` if no such rule is needed. The kernel itself replies to `ping` at every local
-    /// address. Later rules still reject `ping` requests to unused addresses of a range.
+    /// if it is needed. The kernel answers `ping` at every local address. Later rules still reject
+    /// `ping` to unused addresses of a range.
     fn ping_rule(&self, config: &Config) -> Option<Rule> {
         let matches = [
             Match::Icmp(self.family),
@@ -111,9 +111,9 @@ impl Shim {
         config.answers_ping && self.is_filled(Set::IpvsIps)
     }
 
-    /// Returns the last rules of a chain that protects the node's own processes. These rules match
-    /// whole ranges, because no set contains all addresses of a range. They reject packets to ports
-    /// without a Service. `exposed` contains the matches that select these packets, or is empty if
+    /// Returns the last rules of a chain that protects the node's own processes: they reject
+    /// packets to ports without a Service. They match whole ranges, because no set has all
+    /// addresses of a range. `exposed` has the matches for packets to such ports. It is empty if
     /// earlier rules have handled all packets to ports with a Service.
     fn range_rules(&self, exposed: &[Match]) -> Vec<Rule> {
         let Ranges { nets, except } = &self.ranges;
@@ -128,9 +128,8 @@ impl Shim {
     }
 
     /// Returns the matches of the rule that masquerades the node's own packets to the members of a
-    /// set. Only `--ipvs-semantics=exact` needs the rule, because it lets the node use all
-    /// endpoints under any traffic policy. Returns `None` for upstream's semantics, or if the set
-    /// is empty.
+    /// set. Only `--ipvs-semantics=exact` needs it, because the node may then use all endpoints
+    /// under any traffic policy. Returns `None` for upstream's semantics, or for an empty set.
     fn own_packets_to(
         &self,
         set: Set,
@@ -155,10 +154,10 @@ pub(crate) fn loopback(family: IpFamily) -> IpNet {
     }
 }
 
-/// Match for the first packet of each flow.
+/// Matches the first packet of each flow.
 const NEW: Match = Match::State(&[FlowState::New]);
 
-/// Returns the packet fields that a rule looks up in the set of a protocol's NodePorts.
+/// Returns the packet fields with which a rule looks up the set of a protocol's NodePorts.
 fn node_port_fields(protocol: Protocol) -> &'static [Field] {
     match protocol {
         Protocol::Sctp => DST_DST,
@@ -166,8 +165,8 @@ fn node_port_fields(protocol: Protocol) -> &'static [Field] {
     }
 }
 
-/// Returns the condition under which packets to a cluster IP are masqueraded: a match, and the
-/// packet fields that the rule looks up in the set. Returns `None` if no rule is needed.
+/// Returns the condition for masquerading packets to a cluster IP: a match, and the packet fields
+/// with which the rule looks up the set. Returns `None` if no rule is needed.
 ///
 /// Without a detector of local traffic, rules masquerade only packets whose source is a service
 /// address. With `--ipvs-semantics=exact`, no packet has such a source.
@@ -180,7 +179,7 @@ fn not_local(config: &Config) -> Option<(Option<Match>, &'static [Field])> {
     })
 }
 
-/// Returns the target that marks packets for masquerading.
+/// Returns the target that marks a packet for masquerading.
 fn mark(config: &Config) -> Target {
     Target::set_mark(config.masquerade_mark)
 }

@@ -1,16 +1,16 @@
-//! Slow start: an endpoint that is added to a serving virtual server begins with a tenth of its
-//! weight. Its weight then grows step by step.
+//! Slow start: a new endpoint of a serving virtual server begins with a tenth of its weight, which
+//! then grows step by step.
 //!
-//! - **State**: a growing destination is an ordinary entry of the table of virtual servers. Its
-//!   wanted weight is its weight at the current step.
-//! - **Weights**: the kernel has only integer weights. So with slow start, all full weights are
+//! - **State**: a growing destination is an ordinary entry of the table of virtual servers, with
+//!   the weight of its current step as the wanted weight.
+//! - **Weights**: the kernel has only integer weights, so with slow start, all full weights are
 //!   multiplied by the number of steps.
 //! - **Restart**: the weight in the kernel shows how far the destination has grown.
-//! - **Condition**: a destination grows only while another destination has its full weight. So if a
-//!   Service begins to serve, all its destinations get their full weights immediately.
-//! - **Cost**: each new destination needs at most nine more writes. All steps share one timer. It
-//!   fires at most once a second, or every 100 ms while more virtual servers are due than one round
-//!   can handle.
+//! - **Condition**: a destination grows only while another has its full weight. So if a Service
+//!   begins to serve, all its destinations get their full weights immediately.
+//! - **Cost**: each new destination needs at most nine more writes. One timer serves all steps. It
+//!   fires at most once a second, or every 100 ms while more virtual servers are due than fit into
+//!   one round.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,29 +22,29 @@ use proxy::{Owner, Target};
 
 use crate::server::{RealServer, VirtualServer, VirtualServerKey};
 
-/// Number of different weights that a growing destination gets, including the full weight.
+/// Number of weights that a growing destination gets, including the full weight.
 const STEPS: u16 = 10;
-/// Largest weight that scheduler `mh` can distinguish from weight 1. `mh` halves all weights until
-/// the largest weight fits.
+/// Largest weight that the scheduler `mh` can tell from weight 1: `mh` halves all weights until the
+/// largest fits.
 const MOST_OF_MH: u16 = 63;
-/// Minimum time between two rounds of steps.
+/// Shortest time between two rounds, in which destinations reach their next step.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Minimum time between two rounds if the first round could not handle all due virtual servers.
+/// Shortest time between two rounds if the first left due virtual servers over.
 const SHORT_PAUSE: Duration = Duration::from_millis(100);
-/// Maximum number of virtual servers that one round handles.
+/// Maximum number of virtual servers in one round.
 const SERVERS_AT_ONCE: usize = 512;
 
-/// Slow start of a Service's new endpoints: its duration, and its number of steps.
+/// Slow start of a Service's new endpoints: duration and number of steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ramp {
     duration: Duration,
-    /// Number of different weights that a growing destination gets, at least 2.
+    /// Number of weights that a growing destination gets, at least 2.
     steps: u16,
 }
 
 impl Ramp {
-    /// Returns the slow start for this scheduler and the largest weight of an endpoint. Returns
-    /// `None` if the scheduler could not distinguish the different weights.
+    /// Returns the slow start for this scheduler, with `largest` as the largest weight of an
+    /// endpoint. Returns `None` if the scheduler could not tell the weights apart.
     pub(crate) fn new(duration: Duration, scheduler: &str, largest: u16) -> Option<Self> {
         let most = if scheduler == "mh" {
             MOST_OF_MH / largest.max(1)
@@ -55,7 +55,7 @@ impl Ramp {
         (steps > 1).then_some(Self { duration, steps })
     }
 
-    /// Returns the number of steps, by which full weights are multiplied.
+    /// Returns the number of steps, which is the factor of all full weights.
     pub(crate) fn steps(self) -> u16 {
         self.steps
     }
@@ -74,7 +74,7 @@ impl Ramp {
         steps.find(|step| self.age_at(*step) <= age).unwrap_or(1)
     }
 
-    /// Returns the age of a growing destination, computed from its weight in the kernel.
+    /// Returns the age of a growing destination, according to its weight in the kernel.
     fn age(self, weight: u16, full: u16) -> Duration {
         let step = weight / self.first_weight(full);
         self.age_at(step.clamp(1, self.steps))
@@ -88,32 +88,32 @@ impl Ramp {
     }
 }
 
-/// A virtual server, and the Service port that wants its destinations.
+/// A virtual server that is recomputed, and the Service port that wants it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place<'a> {
     pub(crate) key: VirtualServerKey,
     pub(crate) owner: &'a Arc<Owner>,
-    /// Previously wanted virtual server. If `None`, only the weights in the kernel decide which
-    /// destinations grow.
+    /// Virtual server as it was wanted before. If `None`, only the weights in the kernel decide
+    /// which destinations grow.
     pub(crate) before: Option<&'a VirtualServer>,
 }
 
 /// Destinations in slow start, by virtual server.
 #[derive(Debug)]
 pub(crate) struct Growths {
-    /// Slow start of each Service port that has the option.
+    /// Slow start of each Service port that requests it.
     ramps: HashMap<Arc<Owner>, Ramp>,
     servers: BTreeMap<VirtualServerKey, Growth>,
     /// Virtual servers with growing destinations, sorted by the time of their next step.
     due: BTreeSet<(Instant, VirtualServerKey)>,
-    /// Earliest time of the next round of steps.
+    /// Earliest time of the next round, in which destinations reach their next step.
     next_round: Instant,
     now: Instant,
 }
 
 #[derive(Debug)]
 struct Growth {
-    /// Destinations of the virtual server that still grow, sorted by target.
+    /// Destinations that still grow, sorted by target.
     targets: Vec<Growing>,
     due: Instant,
 }
@@ -127,7 +127,7 @@ struct Growing {
 }
 
 impl Growths {
-    /// Creates a table without growing destinations.
+    /// Creates a table in which no destination grows.
     pub(crate) fn new(now: Instant) -> Self {
         Self {
             ramps: HashMap::new(),
@@ -138,15 +138,14 @@ impl Growths {
         }
     }
 
-    /// Sets the time that later calls use as the current time.
+    /// Sets the current time for all later calls.
     pub(crate) fn begin(&mut self, now: Instant) {
         self.now = now;
     }
 
-    /// Sets the slow start of a Service port. Returns true if the port had no slow start before,
-    /// for example at a start while the kernel's schedulers are unknown. The caller must then
-    /// ignore the weights that were wanted before, because they do not show which destinations have
-    /// grown.
+    /// Sets the slow start of a Service port. Returns true if the port had none before, for example
+    /// while the kernel's schedulers were unknown. The caller must then ignore the weights wanted
+    /// before, which do not show which destinations have grown.
     pub(crate) fn set_ramp(&mut self, owner: &Arc<Owner>, ramp: Option<Ramp>) -> bool {
         let Some(ramp) = ramp else {
             self.ramps.remove(owner);
@@ -161,7 +160,7 @@ impl Growths {
         targets.get(at.ok()?)
     }
 
-    /// Returns a destination with its full weight, even while slow start keeps the weight lower.
+    /// Returns the destination with its full weight, which slow start may have lowered.
     pub(crate) fn full(&self, key: &VirtualServerKey, real: RealServer) -> RealServer {
         match self.growing(key, real.target) {
             Some(growing) => real.with_weight(growing.full),
@@ -169,8 +168,8 @@ impl Growths {
         }
     }
 
-    /// Lowers the weights of a virtual server's growing destinations. In the argument `wanted`,
-    /// each destination either drains or has its full weight.
+    /// Lowers the weights of destinations in slow start. In `wanted`, each destination has its full
+    /// weight, or drains.
     pub(crate) fn apply(
         &mut self,
         place: &Place<'_>,
@@ -248,15 +247,15 @@ impl Growths {
         Some(self.now.checked_sub(age).unwrap_or(self.now))
     }
 
-    /// Removes a virtual server from the table.
+    /// Removes a virtual server from the table of growing destinations.
     pub(crate) fn forget(&mut self, key: &VirtualServerKey) {
         if let Some(growth) = self.servers.remove(key) {
             self.due.remove(&(growth.due, *key));
         }
     }
 
-    /// Removes the virtual servers whose next step is due from the queue, and returns them. Returns
-    /// at most `SERVERS_AT_ONCE` virtual servers.
+    /// Removes the virtual servers whose next step is due from the queue, and returns them, at most
+    /// `SERVERS_AT_ONCE`.
     pub(crate) fn take_due(&mut self) -> Vec<VirtualServerKey> {
         let is_due = |(due, _): &&(Instant, VirtualServerKey)| *due <= self.now;
         if self.next_round > self.now {
@@ -274,7 +273,7 @@ impl Growths {
         due.into_iter().map(|(_, key)| key).collect()
     }
 
-    /// Returns the time of the next step, if any destination grows.
+    /// Returns the time of the next step, or `None` if no destination grows.
     pub(crate) fn next_due(&self) -> Option<Instant> {
         let (due, _) = self.due.first()?;
         Some(self.next_round.max(*due))
@@ -304,8 +303,7 @@ mod tests {
             }
         }
         assert_eq!(ramp.age(0, 10), Duration::ZERO);
-        // A full weight of 1 has no smaller weight, so the destination has its full weight
-        // immediately.
+        // A full weight of 1 has no smaller step, so the destination gets it immediately.
         assert_eq!(ramp.weight(Duration::ZERO, 1), 1);
     }
 

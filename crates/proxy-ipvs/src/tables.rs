@@ -1,4 +1,4 @@
-//! Tables of IPVS mode: the wanted, actual and pending entries of each kind of entry.
+//! Tables of IPVS mode: for each kind of entry, the wanted, actual and pending ones.
 //!
 //! ```text
 //!   claims ──▶ Tables ──planner──▶ Plan ──Kernel──▶ Outcomes ──settle (booking)──▶ Tables
@@ -23,48 +23,48 @@ use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 
-/// Initial capacity of each set, in members, as in upstream. A set with more members gets a larger
+/// Initial capacity of each set, in members, as in upstream. A set that needs more gets a larger
 /// capacity.
 pub(crate) const SET_SIZE: u32 = 65_536;
 
-/// Rules of an earlier run that serve packets until the shim is written.
+/// An earlier run's rules that serve packets until the shim is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum FormerRules {
     None,
-    /// IPVS mode's shim in iptables, after a change of `--ipvs-shim` to nftables. The virtual
-    /// servers already exist.
+    /// IPVS mode's iptables shim, before a change of `--ipvs-shim` to nftables. Its virtual servers
+    /// exist.
     Shim,
-    /// Rules of another mode. The virtual servers may be missing.
+    /// Rules of another mode. Virtual servers may be missing.
     OtherMode,
 }
 
-/// All tables of one IP family.
+/// All tables of IPVS mode for one IP family.
 pub(crate) struct Tables {
-    /// The link `kube-ipvs0`, which is always wanted.
+    /// The link `kube-ipvs0`, which the proxy always wants.
     pub(crate) link: Table<(), (), ()>,
-    /// Wanted capacity of each set. The proxy wants all sets that the configured `--ipvs-semantics`
-    /// uses.
+    /// Capacity of each set, in members. All sets that the present `--ipvs-semantics` uses are
+    /// wanted.
     pub(crate) sets: Table<Set, u32, ()>,
-    /// Members of each set, by the set's number.
+    /// Members of each set, indexed by the set's number.
     members: [Table<Member, (), Arc<Owner>>; Set::EVERY],
     pub(crate) rules: Table<(), Arc<Rules>, ()>,
-    /// Leftovers of other modes and of other shims, which the proxy never wants.
+    /// Leftovers of other modes and of another shim. The proxy wants none of them.
     pub(crate) leftovers: Table<LeftoverPlace, Arc<Leftovers>, ()>,
     pub(crate) servers: Table<VirtualServerKey, VirtualServer, Arc<Owner>>,
     pub(crate) addresses: Table<IpAddr, (), Arc<Owner>>,
-    /// Service addresses that an earlier run with another `--ipvs-vip-mode` bound. The proxy never
-    /// wants them in this form.
+    /// Service addresses on the link from an earlier run with another `--ipvs-vip-mode`. The proxy
+    /// wants none in this form.
     pub(crate) bound_otherwise: Table<IpAddr, (), ()>,
     /// Ranges of service addresses: networks that a single local route makes local.
     pub(crate) ranges: Table<IpNet, RangeSource, ()>,
     /// Networks that no range of service addresses may make local.
     pub(crate) networks: Networks,
-    /// Virtual servers for which the kernel's reply to a write was lost.
+    /// Virtual servers to which a write got no reply.
     pub(crate) uncertain: HashSet<VirtualServerKey>,
     pub(crate) foreign: ForeignServers,
 }
 
-/// Iterates over all tables, each with the part of the kernel that it describes.
+/// Iterates over all tables, each with the part of the kernel's state that it describes.
 macro_rules! each {
     ($tables:ident, $iter:ident $(, $mut:tt)?) => {{
         let single = [
@@ -84,8 +84,8 @@ macro_rules! each {
 }
 
 impl Tables {
-    /// Creates tables in which only the link and the sets are wanted, and the kernel's state is
-    /// unknown.
+    /// Creates tables in which the link and the sets are wanted, and nothing is known to exist in
+    /// the kernel.
     pub(crate) fn new(semantics: Semantics, now: Instant) -> Self {
         let mut tables = Self {
             link: Table::new(),
@@ -109,7 +109,7 @@ impl Tables {
         tables
     }
 
-    /// Returns the tables that describe a part of the kernel.
+    /// Returns the tables that describe one part of the kernel's state.
     pub(crate) fn of(&self, part: Part) -> impl Iterator<Item = &dyn Rows> {
         let is_of = move |(of, table)| (of == part).then_some(table);
         each!(self, iter).filter_map(is_of)
@@ -119,14 +119,14 @@ impl Tables {
         each!(self, iter_mut, mut).map(|(_, table)| table)
     }
 
-    /// Sets whether unwanted entries that still exist count as overdue. While the proxy must not
-    /// remove entries, they do not count.
+    /// Sets whether unwanted entries that still exist count as overdue, which they do not while the
+    /// proxy must not remove entries.
     pub(crate) fn count_removals(&mut self, removals: Removals) {
         let tables = self.all_mut();
         tables.for_each(|table| table.count_removals(removals));
     }
 
-    /// Sets the time that all tables use as the current time.
+    /// Passes the current time to all tables.
     pub(crate) fn begin(&mut self, now: Instant) {
         self.all_mut().for_each(|table| table.begin(now));
     }
@@ -148,8 +148,8 @@ impl Tables {
         Set::every().zip(&self.members)
     }
 
-    /// Returns true if the kernel has every entry that an owner claims. A virtual server may lack
-    /// an invalid destination that the proxy has reported.
+    /// Returns true if the kernel has every entry that an owner claims. A virtual server may lack a
+    /// destination that the kernel refused as invalid.
     pub(crate) fn is_settled_for(&self, owner: &Arc<Owner>) -> bool {
         let is_settled = |(_, table): (Set, &Table<Member, (), Arc<Owner>>)| {
             let mut keys = table.keys_of(owner).iter();
@@ -166,8 +166,8 @@ impl Tables {
             && self.all_members().all(is_settled)
     }
 
-    /// Returns true if a virtual server's address is local, as an address on the link or because of
-    /// a range. Also true for a virtual server without an address.
+    /// Returns true if a virtual server's address is local, on the link or within a range. Returns
+    /// true for an fwmark virtual server, too.
     fn is_local(&self, key: &VirtualServerKey) -> bool {
         let address = key.address().map(|at| at.address);
         address.is_none_or(|address| {
@@ -175,30 +175,30 @@ impl Tables {
         })
     }
 
-    /// Returns true if no wanted range that contains this address is missing in the kernel.
+    /// Returns true unless the kernel lacks a wanted range that contains this address.
     pub(crate) fn is_covered(&self, address: &IpAddr) -> bool {
         let mut missing = self.ranges.pending();
         missing.all(|net| self.ranges.wanted(net).is_none() || !net.contains(address))
     }
 
-    /// Returns true if this proxy created or adopted a virtual server. Also true if the reply to
-    /// its creation was lost, because the kernel may have created it.
+    /// Returns true if this proxy created or adopted a virtual server. After a lost reply, the
+    /// kernel may have created it, so it counts as ours.
     pub(crate) fn is_ours(&self, key: &VirtualServerKey) -> bool {
         self.servers.actual(key).is_some() || self.uncertain.contains(key)
     }
 
-    /// Returns true if the proxy may lower the weights of a virtual server. False after a lost
-    /// reply, because the kernel may lack the virtual server's new destinations.
+    /// Returns true if the proxy may lower weights of a virtual server. After a lost reply it may
+    /// not, because the kernel may lack new destinations.
     pub(crate) fn may_lower(&self, key: &VirtualServerKey) -> bool {
         !self.uncertain.contains(key)
     }
 
-    /// Returns the rules of an earlier run that still serve packets, if any.
+    /// Returns which rules of an earlier run still serve packets.
     ///
-    /// - In iptables, the shim's chains have the same names as chains of the other mode. These
-    ///   chains jump to the other mode's rules until the proxy rewrites them.
-    /// - In nftables, the shim comes before other modes' rules and tables. Once the shim is
-    ///   written, packets no longer reach the other modes' rules.
+    /// - In iptables, the shim's chains have the names of the other mode's chains, and jump to the
+    ///   other mode's rules until the proxy rewrites them.
+    /// - In nftables, the shim comes before other modes' rules. Once the shim is written, packets
+    ///   no longer reach those rules.
     pub(crate) fn former_rules(&self) -> FormerRules {
         let mut leftovers = self.leftovers.iter_actual();
         let wanted = self.rules.wanted(&());
@@ -227,15 +227,14 @@ impl Tables {
         self.former_rules() == FormerRules::OtherMode
     }
 
-    /// Returns true if a set still has members, although the proxy no longer wants any members in
-    /// this set.
+    /// Returns true if a set has members, but the proxy wants none in it any more.
     pub(crate) fn empties_sets(&self) -> bool {
         let mut tables = self.members.iter();
         tables.any(|table| table.wanted_len() == 0 && table.pending_len() > 0)
     }
 
-    /// Sets the wanted capacity of each set. A set needs room for all its members, including the
-    /// members that the proxy will remove. Sets never shrink.
+    /// Sets the wanted capacity of each set, which must hold all its members, including those to be
+    /// removed. Sets never shrink.
     pub(crate) fn want_room(&mut self) {
         for (set, table) in Set::every().zip(&self.members) {
             if self.sets.wanted(&set).is_none() {
@@ -251,7 +250,7 @@ impl Tables {
     }
 }
 
-/// Returns keys in ascending order.
+/// Returns the keys in ascending order.
 pub(crate) fn sorted<'a, T: Ord + Copy + 'a>(keys: impl Iterator<Item = &'a T>) -> Vec<T> {
     let mut keys: Vec<T> = keys.copied().collect();
     keys.sort_unstable();

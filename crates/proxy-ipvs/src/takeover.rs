@@ -1,4 +1,4 @@
-//! Ownership of the virtual servers that existed before this process first wrote to the kernel.
+//! Decides who owns the virtual servers that existed before this process first wrote to the kernel.
 
 use std::collections::BTreeSet;
 
@@ -10,11 +10,11 @@ use crate::kernel::{Evidence, FoundAddresses, FoundSets, Snapshot};
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 
-/// Evidence of ownership in the kernel, from before the proxy's first write.
+/// Evidence in the kernel of who created its virtual servers, from before the proxy's first write.
 #[derive(Default)]
 pub(crate) struct OwnershipEvidence {
     evidence: Snapshot,
-    /// Packet marks of service addresses, from the sets of the former shim.
+    /// Firewall marks of service addresses, from the sets of a former shim.
     former_marks: BTreeSet<Member>,
 }
 
@@ -32,8 +32,8 @@ impl OwnershipEvidence {
         }
     }
 
-    /// Returns the packet marks that an earlier run with another shim assigned to addresses. This
-    /// run keeps these marks, so that no virtual server changes.
+    /// Returns the firewall marks that an earlier run with another shim gave to addresses. This run
+    /// keeps them, so that no virtual server changes.
     pub(crate) fn former_marks(&self) -> BTreeSet<Member> {
         self.former_marks.clone()
     }
@@ -46,9 +46,9 @@ impl OwnershipEvidence {
         others.clone_from(&found.interface_addresses);
     }
 
-    /// Returns the virtual servers that an earlier run or upstream kube-proxy created, and removes
-    /// them from `foreign`. The caller must read all evidence of ownership first. Virtual servers
-    /// in the networks of `excluded` count as foreign.
+    /// Removes from `foreign`, and returns, the virtual servers that an earlier run or upstream
+    /// kube-proxy created. The caller must have read all evidence of ownership. Virtual servers
+    /// within the networks of `excluded` stay foreign.
     pub(crate) fn judge(self, excluded: &[IpNet], foreign: &mut ForeignServers) -> Adopted {
         let Snapshot {
             bound,

@@ -1,9 +1,9 @@
-//! Tests of the proxier on the real kernel: netlink, ipset and iptables. The tests read the results
-//! with `ipvsadm`, `ipset`, `iptables-save` and `ip`.
+//! Tests of the proxier on the real kernel, with ipset and iptables. They check the results with
+//! `ipvsadm`, `ipset`, `iptables-save` and `ip`.
 //!
-//! Each test simulates a node in its own network namespace, with the single interface `eth0`
-//! (192.168.99.10/24 and fd00:99::10/64). `tests/dualstack/` has dumps of the state that upstream's
-//! kube-proxy 1.36.2 writes for the same objects on the same node.
+//! Each test has a simulated node in its own network namespace, with one interface, `eth0`
+//! (192.168.99.10/24 and fd00:99::10/64). `tests/dualstack/` has dumps of the entries that
+//! upstream's kube-proxy 1.36.2 writes for the same objects on the same node.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod support;
@@ -33,7 +33,7 @@ use support::{
     DumpableKernel as _, NODE, SyncSummary, ip, name, read_ahead, server, service, slice,
 };
 
-/// Runs a test in a separate thread, in which it has its own simulated node.
+/// Runs a test in a thread of its own, in the network namespace of its simulated node.
 fn on_a_node(story: impl FnOnce() + Send + 'static) {
     in_namespace(move || {
         sh(
@@ -45,7 +45,7 @@ fn on_a_node(story: impl FnOnce() + Send + 'static) {
     });
 }
 
-/// Runs a script in the calling thread's network namespace, and returns its output.
+/// Runs a shell script in the calling thread's network namespace, and returns its output.
 fn sh(script: &str) -> String {
     let output = Command::new("sh").args(["-ec", script]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
@@ -53,17 +53,17 @@ fn sh(script: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A simulated node: the proxiers of both IP families, and the state of their daemon.
+/// A simulated node: the proxiers of both IP families, and the model that feeds them.
 struct Node {
     model: Model,
     iptables: Iptables,
     proxiers: Vec<Proxier<CountingKernel>>,
-    /// Number of netlink messages that the proxiers of both IP families have sent for writes.
+    /// Number of netlink messages that both proxiers have sent for writes.
     sent: Arc<AtomicU32>,
     now: Instant,
 }
 
-/// Access to the kernel. Counts the messages of all writes.
+/// Kernel access that counts the netlink messages of all writes.
 struct CountingKernel(NetlinkKernel, Arc<AtomicU32>);
 
 impl Kernel for CountingKernel {
@@ -176,7 +176,7 @@ impl Node {
         self.model.apply(Event::ServiceApplied(service));
     }
 
-    /// Replaces the EndpointSlice of the endpoints' IP family.
+    /// Replaces a Service's EndpointSlice of one IP family, that of the given endpoints.
     fn endpoints(&mut self, of: &Service, endpoints: &[&str]) {
         let at = format!("{}/{}", of.name.namespace(), of.name.name());
         let mut slice = slice(&at, endpoints);
@@ -189,7 +189,7 @@ impl Node {
         self.model.apply(Event::ServiceDeleted(name(at)));
     }
 
-    /// Syncs all events, as the daemon does. Returns a summary for each IP family.
+    /// Handles all pending events, as the daemon does. Returns a summary per IP family.
     fn sync(&mut self) -> Vec<SyncSummary> {
         let changes = self.model.take_changes();
         let model = &self.model;
@@ -201,7 +201,7 @@ impl Node {
         self.proxiers.iter_mut().map(sync).collect()
     }
 
-    /// Syncs until no write is pending, and returns the number of writes.
+    /// Syncs until no write is pending. Returns the number of writes.
     fn settle(&mut self) -> usize {
         let all = self.sync();
         for synced in &all {
@@ -213,15 +213,14 @@ impl Node {
         all.iter().map(|synced| synced.written).sum()
     }
 
-    /// Syncs until no write is pending. Returns the number of netlink messages for these writes.
+    /// Syncs until no write is pending. Returns the number of netlink messages for the writes.
     fn messages(&mut self) -> u32 {
         self.sent.store(0, Ordering::Relaxed);
         self.settle();
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// Compares the kernel's state, including rules, with the wanted state, and repairs the
-    /// differences. Returns the number of writes.
+    /// Checks for drift, including rules, and repairs it. Returns the number of writes.
     fn resettle(&mut self) -> usize {
         self.now += Duration::from_secs(31);
         for proxier in &mut self.proxiers {
@@ -230,7 +229,7 @@ impl Node {
         self.settle()
     }
 
-    /// Reads the parts of the kernel's state that the golden dumps contain.
+    /// Reads the kernel entries that the golden dumps contain.
     fn dump(&self) -> Dump {
         let backend = self.iptables.backend();
         Dump {
@@ -245,7 +244,7 @@ impl Node {
     }
 }
 
-/// State of the kernel. Lists whose order has no meaning are sorted.
+/// Kernel entries, in the form of the golden dumps. Lists without a meaningful order are sorted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Dump {
     servers: BTreeSet<String>,
@@ -275,8 +274,8 @@ fn lines(text: &str) -> BTreeSet<String> {
     text.lines().map(without_chance).collect()
 }
 
-/// Returns the rules in order, by table and chain (`TABLE CHAIN`). Omits empty chains of other
-/// programs.
+/// Returns the rules in order, by table and chain (`TABLE CHAIN`). Omits other programs' empty
+/// chains.
 fn rules(saved: &str) -> BTreeMap<String, Vec<String>> {
     let (mut table, mut chains) = (String::new(), BTreeMap::<String, Vec<String>>::new());
     for line in saved.lines() {
@@ -308,7 +307,7 @@ fn kubernetes() -> Service {
     service("default/kubernetes", "10.96.0.1", 443)
 }
 
-/// Returns the Service of the golden case, which has every kind of address in both IP families.
+/// Returns the Service of the golden dumps, which has every kind of address in both IP families.
 fn web() -> Service {
     let mut web = service("default/web", "10.96.10.10", 80);
     web.cluster_ips.push(ip("fd00:96::10"));
@@ -325,7 +324,7 @@ fn web() -> Service {
 const PODS: [&str; 3] = ["10.244.1.5@node1", "10.244.2.5@node2", "10.244.3.5@node2"];
 const PODS6: [&str; 2] = ["fd00:244:1::5@node1", "fd00:244:2::5@node2"];
 
-/// Returns a simulated node that serves the golden case.
+/// Returns a simulated node that serves the golden dumps' Service.
 fn golden_node() -> Node {
     serving_golden(Node::new())
 }
@@ -364,16 +363,16 @@ fn each_changed_entry_costs_one_netlink_message() {
     on_a_node(|| {
         let mut node = golden_node();
         let mut pods = PODS.to_vec();
-        // A new endpoint costs one message for each virtual server of the golden case: cluster IP,
-        // external IP, load balancer and NodePort.
+        // A new endpoint costs one message per virtual server: cluster IP, external IP, load
+        // balancer and NodePort.
         pods.push("10.244.3.6@node2");
         node.endpoints(&web(), &pods);
         assert_eq!(node.messages(), 4, "an endpoint elsewhere");
         pods.push("10.244.1.6@node1");
         node.endpoints(&web(), &pods);
         assert_eq!(node.messages(), 4 + 1, "an endpoint here: also loop-back");
-        // The removed endpoint has no connections, so it gets weight 0 and is removed immediately.
-        // Its member of the loop-back set is also removed.
+        // The removed endpoint has no connections, so its destination gets weight 0 and is removed
+        // immediately, and so is its loop-back member.
         pods.pop();
         node.endpoints(&web(), &pods);
         assert_eq!(node.messages(), 4 + 4 + 1, "it goes");
@@ -512,8 +511,7 @@ fn the_removal_of_all_services_keeps_entries_of_other_programs() {
              ip addr add 192.168.99.11/32 dev eth0"
         ));
         let before = node.dump();
-        // Ignores the state of duplicate address detection, because the kernel changes it by
-        // itself.
+        // Ignores the state of duplicate address detection, which the kernel changes by itself.
         let interfaces = || sh("ip -o addr show dev eth0").replace(" tentative", "");
         let interfaces_before = interfaces();
         let mut foreign = before.servers.clone();
@@ -546,8 +544,8 @@ fn the_removal_of_all_services_keeps_entries_of_other_programs() {
         assert!(found.rules.contains_key("filter KUBE-ROUTER-FOREIGN"));
         assert_eq!(interfaces(), interfaces_before);
         assert_eq!(node.resettle(), 0);
-        // The proxier reads and counts fwmark virtual servers like all other virtual servers, and
-        // recognizes their ownership flag.
+        // The proxier reads and counts fwmark virtual servers like any other, and recognizes their
+        // ownership flag.
         let of = |mark| VirtualServerKey::Mark {
             family: IpFamily::V4,
             mark,
@@ -605,7 +603,7 @@ impl Node {
     }
 }
 
-/// Returns the service addresses that local routes make local.
+/// Returns the service addresses that have a local route.
 fn routes() -> BTreeSet<String> {
     let routes = "route show table local dev kube-ipvs0 proto 107";
     let routes = sh(&format!("ip -4 {routes}; ip -6 {routes}"));
@@ -613,7 +611,8 @@ fn routes() -> BTreeSet<String> {
     routes.lines().filter_map(address).collect()
 }
 
-/// Checks that the kernel routes these addresses to this node at all times while `happens` runs.
+/// Checks that the kernel routes packets to these addresses to this node throughout the run of
+/// `happens`.
 fn lead_here_while<T>(addresses: &BTreeSet<String>, happens: impl FnOnce() -> T) -> T {
     let mut asking = Command::new("ip")
         .args(["-batch", "-"])
@@ -687,8 +686,8 @@ fn a_restart_changes_bound_addresses_to_local_routes_and_back() {
             );
             assert_eq!(node.resettle(), 0, "{damage}");
         }
-        // A route with another protocol number or on another link is not ours, so it does not prove
-        // that the proxy owns a virtual server.
+        // A route with another protocol number, or on another link, is not ours. So it does not
+        // prove that the proxy owns a virtual server.
         sh("ipvsadm -A -t 10.96.7.8:80 -s rr; ip route add local 10.96.7.8 dev kube-ipvs0 table local proto 107
             ipvsadm -A -t 10.96.7.9:80 -s rr; ip route add local 10.96.7.9 dev lo table local proto 107
             ip route add local 10.96.7.10 dev kube-ipvs0 table local proto 4
@@ -722,8 +721,8 @@ fn a_restart_changes_bound_addresses_to_local_routes_and_back() {
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn open_connections_of_a_removed_endpoint_drain() {
     on_a_node(|| {
-        // The endpoints have addresses of the node instead of pod addresses, because IPVS forwards
-        // to node addresses, too.
+        // The endpoints have node addresses instead of pod addresses, to which IPVS forwards as
+        // well.
         sh("ip addr add 10.244.1.5/32 dev lo; ip addr add 10.244.2.5/32 dev lo");
         let listener = TcpListener::bind("10.244.1.5:8080").unwrap();
         let mut node = Node::new();
@@ -811,9 +810,8 @@ fn two_thousand_services_are_programmed_in_one_sync() {
     });
 }
 
-/// Returns true if the kernel looks up the source of packets from eth0 in its routing table. If so,
-/// the kernel rejects packets whose source is the broadcast address, because that address counts as
-/// local.
+/// Returns true if the kernel looks up the source of packets from eth0 in its routing table. It
+/// then rejects packets from the broadcast address, which counts as local.
 fn looks_up_sources() -> bool {
     let passes = |source: &str| {
         let asked = format!("route get 10.96.0.1 from {source} iif eth0");
@@ -824,8 +822,8 @@ fn looks_up_sources() -> bool {
     !passes("192.168.99.255")
 }
 
-/// On a node with many addresses, the proxier makes the kernel look up each packet's source in the
-/// routing table. The kernel's default search takes longer the more addresses exist.
+/// The kernel's default check of a packet's source takes longer the more addresses the node has.
+/// With many addresses, the proxier makes the kernel use a route look-up instead.
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn with_many_bound_addresses_the_kernel_validates_source_addresses_by_a_route_lookup() {
@@ -868,14 +866,14 @@ fn with_many_bound_addresses_the_kernel_validates_source_addresses_by_a_route_lo
             "nor after a restart"
         );
 
-        // Another kube-proxy or another program has removed the route.
+        // Another program, or another kube-proxy, has removed the landmark route.
         sh("ip route del local 127.107.0.2 dev kube-ipvs0 table local");
         restarted.dump(false).unwrap();
         let unbind = vec![Op::UnbindAddress(address(4_097))];
         assert_eq!(messages_for(&mut restarted, unbind), 1 + 2);
         assert_eq!(routes(), landmark);
 
-        // The kernel removes the route together with the link, but keeps looking up sources
+        // The landmark route disappears with the link, but the kernel continues to look sources up
         // (`fib_has_custom_local_routes`).
         sh(
             "ip link del kube-ipvs0; ip link add kube-ipvs0 type dummy; ip addr add 10.96.0.1/32 dev kube-ipvs0",
@@ -884,7 +882,7 @@ fn with_many_bound_addresses_the_kernel_validates_source_addresses_by_a_route_lo
     });
 }
 
-/// Executes a plan with these writes, and returns their outcomes.
+/// Executes a plan with these writes, and returns the outcomes.
 fn apply(kernel: &mut NetlinkKernel, ops: impl Into<Vec<Op>>) -> Vec<Outcome> {
     let plan = Plan { ops: ops.into() };
     let outcomes = kernel.apply(&plan);
@@ -955,8 +953,8 @@ fn each_refused_write_has_a_reason_and_all_other_writes_succeed() {
         }
         assert_done(&[&outcomes[2..3], &outcomes[4..5], &outcomes[6..]].concat());
 
-        // These writes assume a wrong state of the kernel: they add existing entries, and change
-        // missing entries.
+        // These writes expect a state that the kernel does not have: they add existing entries, and
+        // change missing ones.
         let outcomes = apply(
             &mut kernel,
             [
@@ -978,10 +976,10 @@ fn each_refused_write_has_a_reason_and_all_other_writes_succeed() {
             let (reason, fault) = refusal(outcome);
             assert_eq!(fault, Fault::Belief, "{reason}");
         }
-        // The link is missing, as if another program had just removed it. The write's outcome is
-        // unknown, so the proxier reads the addresses again.
+        // The link is missing, as if another program had just removed it. The write has an unknown
+        // outcome, so the proxier reads the addresses again.
         assert_eq!(*without_link, Outcome::Unknown);
-        // The fault of SetServer distinguishes a missing scheduler from a missing virtual server.
+        // The fault of `SetServer` tells a missing scheduler from a missing virtual server.
         let outcomes = apply(&mut kernel, [Op::SetServer(good, properties("nonesuch"))]);
         assert_eq!(refusal(&outcomes[0]).1, Fault::Scheduler);
 
@@ -1083,7 +1081,7 @@ fn a_foreign_ipset_with_our_name_but_a_wrong_type_is_reported_with_the_fix() {
             "{reason}"
         );
 
-        // A rule uses the set, so the kernel refuses to destroy it.
+        // A rule matches the set, so the kernel refuses to destroy it.
         let backend = Iptables::choose(None).unwrap().backend();
         sh(&format!(
             "iptables-{backend} -A INPUT -m set --match-set KUBE-LOOP-BACK dst,dst,src -j RETURN"
@@ -1159,8 +1157,7 @@ fn the_proxiers_of_both_ip_families_grow_their_sets_at_the_same_time() {
                     together.wait();
                     apply(&mut kernel, [Op::CreateSet(Set::ClusterIp, size)])
                 };
-                // The threads of both IP families wait for each other at a barrier, so both grow
-                // their sets at the same time.
+                // A barrier makes the threads of both IP families grow their sets at the same time.
                 let outcomes: Vec<_> = (17..22).map(|power| 1 << power).flat_map(grow).collect();
                 assert_done(&outcomes);
                 let snapshot = kernel.dump(false).unwrap();
@@ -1189,8 +1186,8 @@ fn a_set_of_upstreams_size_accepts_its_full_capacity() {
         let mut ops = vec![Op::CreateSet(Set::LoopBack, 65_536)];
         ops.extend((0..65_536).map(add));
         assert_done(&apply(&mut kernel, ops));
-        // Adds all members again, and some new members. Since Linux 5.6, a set accepts a few
-        // members beyond its capacity while parts of its hash table are not full.
+        // Adds all members again, and some new ones. Since Linux 5.6, a set accepts a few members
+        // beyond its capacity while parts of its hash table have room.
         let all: Vec<Op> = (0..70_000).map(add).collect();
         let outcomes = apply(&mut kernel, all.clone());
         assert_done(&outcomes[..65_536]);
@@ -1234,7 +1231,7 @@ fn the_kernel_keeps_the_ownership_flag_and_ipvsadm_hides_it() {
                 }
             };
             // Sorts lines and ignores sizes, because the kernel chooses the order and size of its
-            // hash table, and may rebuild it.
+            // hash table and may rebuild it.
             let shown = || {
                 sh("ipvsadm -Sn; ipvsadm -Ln | grep -v size=; grep -v size= /proc/net/ip_vs | sort")
             };
@@ -1262,8 +1259,8 @@ fn the_kernel_keeps_the_ownership_flag_and_ipvsadm_hides_it() {
                 notes.collect::<Vec<_>>()
             };
             assert_eq!(notes(&mut kernel), [true; 3]);
-            // Changes by this proxy keep the ownership flag. A change by upstream removes only the
-            // ownership flag, because upstream does not know the flag.
+            // This proxy's changes keep the ownership flag. A change by upstream removes it,
+            // because upstream does not know it, and changes nothing else.
             let change = Op::SetServer(key(2), noted(2, Properties::OWNED));
             assert_done(&apply(&mut kernel, [change]));
             assert_eq!(notes(&mut kernel), [true; 3]);
@@ -1296,8 +1293,8 @@ fn a_scheduler_probe_leaves_no_virtual_server() {
         assert!(error.to_string().contains("1 to 15 bytes"), "{error}");
         assert_eq!(servers(), "");
 
-        // The probe removes a virtual server that a crashed process has left, even if the probe
-        // need not query the kernel again.
+        // The probe removes a virtual server that a crashed process left, even if the kernel is
+        // known to have the scheduler.
         let others = "-A -t 10.0.0.1:80 -s wlc\n";
         for (there, wanted) in [("", "rr"), ("", "wlc"), (others, "wlc"), (others, "rr")] {
             sh(&format!(
@@ -1307,7 +1304,8 @@ fn a_scheduler_probe_leaves_no_virtual_server() {
             probe_scheduler(wanted).unwrap();
             assert_eq!(servers(), there, "{wanted}");
         }
-        // Another program has a virtual server at the test's address, so the probe changes nothing.
+        // Another program has a virtual server at the probe's address, so the probe changes
+        // nothing.
         sh("ipvsadm -C; ipvsadm -A -t 198.51.100.0:20000 -s wlc
             ipvsadm -a -t 198.51.100.0:20000 -r 10.0.0.1:80 -m");
         let before = servers();
@@ -1384,8 +1382,8 @@ fn an_existing_kube_ipvs0_that_is_no_dummy_link_is_used() {
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn packets_to_a_bound_address_stay_on_the_node() {
     on_a_node(|| {
-        // Keeps the only CPU of the lab for this thread. The kernel's kworker threads then run only
-        // while this thread waits.
+        // This thread gets the lab's only CPU, so the kernel's kworker threads run only while it
+        // waits.
         let thread = rustix::thread::gettid().as_raw_nonzero();
         sh(&format!("chrt --fifo --pid 1 {thread}"));
         let mut rtnetlink = Rtnetlink::open().unwrap();
@@ -1427,8 +1425,8 @@ fn kube_ipvs0_is_set_down_unless_that_would_remove_many_ipv6_addresses() {
             let own = || sh("ip -6 -o addr show dev kube-ipvs0 scope link");
             sh("ip link set kube-ipvs0 up");
             assert!(is_up() && !own().is_empty());
-            // Only the IPv6 proxier sets the link down, so only the IPv6 proxier finds that the
-            // link is not ready.
+            // Only the IPv6 proxier sets the link down, so only the IPv6 proxier reports a link
+            // that is not ready.
             assert!(four.read_addresses().unwrap().has_link);
             assert!(!six.read_addresses().unwrap().has_link);
             assert_done(&apply(&mut six, [Op::CreateLink]));
@@ -1436,7 +1434,7 @@ fn kube_ipvs0_is_set_down_unless_that_would_remove_many_ipv6_addresses() {
             assert_eq!((is_up(), own().as_str()), (stays_up, ""));
             let left = if stays_up { usize::from(count) } else { 0 };
             assert_eq!((found.has_link, found.bound.len()), (true, left));
-            // A link that stayed up gets no link-local address when it is next set down and up.
+            // A link that stayed up gets no link-local address the next time it is set up.
             sh("ip link set kube-ipvs0 down; ip link set kube-ipvs0 up");
             assert_eq!(own().is_empty(), stays_up);
         });
@@ -1528,7 +1526,7 @@ fn errors_without_capabilities_name_the_missing_capability() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn the_configured_ipvs_timeouts_are_written() {
+fn configured_ipvs_timeouts_reach_the_kernel() {
     on_a_node(|| {
         let mut kernel = open(IpFamily::V4);
         let seconds = Duration::from_secs;

@@ -1,5 +1,5 @@
-//! Compares the strict fake kernel of the tests with the real kernel. The same writes must have the
-//! same outcomes and lead to the same state.
+//! Compares the tests' strict fake kernel with the real kernel: the same writes must have the same
+//! outcomes, and lead to the same entries.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +15,7 @@ use proxy_ipvs::{
     VirtualServer, VirtualServerKey,
 };
 
-/// Number of random writes for each IP family. The test runs one IP family after the other.
+/// Number of random writes per IP family.
 const WRITES: u64 = 2_000;
 /// Capacity of each set, in members.
 const ROOM: u32 = 8;
@@ -27,14 +27,13 @@ const SETS: [Set; 4] = [
     Set::LoopBack,
 ];
 
-/// Generator of random writes for one IP family.
+/// Random writes for one IP family.
 struct Writes {
     family: IpFamily,
     chance: Chance,
 }
 
-/// Returns an address of this IP family. Writes use only a few numbers, so the same entries occur
-/// often.
+/// Returns an address of this IP family. There are only a few, so the same entries occur often.
 fn numbered(family: IpFamily, number: u8) -> IpAddr {
     match family {
         IpFamily::V4 => [10, 96, 0, number].into(),
@@ -98,7 +97,7 @@ impl Writes {
     }
 
     fn member(&mut self, set: Set) -> Member {
-        // Sometimes takes the member of another set, whose type may differ.
+        // Sometimes uses a member of another set, whose type may differ.
         let set = if self.chance.small(12) == 0 {
             self.set()
         } else {
@@ -138,7 +137,7 @@ impl Writes {
     }
 }
 
-/// Performs a write. Returns its outcome without the message.
+/// Executes a write. Returns its outcome without the message text.
 fn told(kernel: &mut impl Kernel, op: &Op) -> Result<(), Option<Fault>> {
     let outcomes = kernel.apply(&Plan {
         ops: vec![op.clone()],
@@ -150,7 +149,8 @@ fn told(kernel: &mut impl Kernel, op: &Op) -> Result<(), Option<Fault>> {
     }
 }
 
-/// Virtual servers, set members, existence of the link `kube-ipvs0`, and bound addresses.
+/// Entries to compare: virtual servers, set members, existence of the link `kube-ipvs0`, and bound
+/// addresses.
 type KernelContent = (
     BTreeMap<VirtualServerKey, VirtualServer>,
     BTreeMap<Set, BTreeSet<Member>>,
@@ -195,8 +195,8 @@ fn compare(family: IpFamily) {
         let op = writes.op();
         let (pretended, real) = (told(&mut fake, &op), told(&mut kernel, &op));
         refused += usize::from(real.is_err());
-        // Accepts a known difference: the kernel counts a hash set's members per lock, so it
-        // sometimes accepts one more member than the capacity.
+        // A known difference: the kernel counts a hash set's members per lock, so it sometimes
+        // accepts one more than the capacity.
         if let Op::AddMember(set, member) = &op
             && (pretended, real) == (Err(Some(Fault::Belief)), Ok(()))
             && let Some(members) = fake.state().snapshot.sets.get_mut(set)

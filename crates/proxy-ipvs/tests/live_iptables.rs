@@ -1,9 +1,9 @@
-//! Tests of iptables on the running kernel, each in its own network namespace. They check the
-//! choice of the backend, and that rules are read back unchanged. The kernel determines which
-//! backends work: in Debian's User Mode Linux, backend nft does not work.
+//! Tests of iptables on the running kernel, each in its own network namespace: the choice of the
+//! backend, and whether written rules read back unchanged. Which backends work depends on the
+//! kernel: in Debian's User Mode Linux, backend nft does not.
 //!
-//! The tests need root, `iptables` and `ipset`, but not IPVS. The rule that matches IPVS
-//! connections is tested only by `live.rs`.
+//! The tests need root, `iptables` and `ipset`, but not IPVS. Only `live.rs` tests the rule that
+//! matches IPVS connections.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeSet;
@@ -17,7 +17,7 @@ use proxy::{IpFamily, LocalDetector};
 use proxy_ipvs::{
     Backend, Config, Iptables, MarkBits, Rules, Semantics, Set, SetKind, Shim, check_marks,
 };
-/// Runs a command with `input`. Returns its output, or an error if the command failed.
+/// Runs a command with `input` on its standard input. Returns its output, or an error if it failed.
 fn run(command: &str, input: &str) -> Result<String, String> {
     let words: Vec<&str> = command.split(' ').collect();
     let (program, arguments) = words.split_first().unwrap();
@@ -53,7 +53,7 @@ fn works(backend: Backend) -> bool {
 #[test]
 fn the_iptables_backend_is_chosen_by_kubelet_hints_then_chains_then_rules() {
     in_namespace(|| {
-        // The preview must report the same backend that the daemon chooses.
+        // The preview must report the backend that the daemon chooses.
         let chosen = || {
             let looked_at = Iptables::look(None).unwrap().backend();
             let chosen = Iptables::choose(None).unwrap().backend();
@@ -184,7 +184,7 @@ fn each_iptables_backend_reads_back_the_written_rules_unchanged() {
 }
 
 #[test]
-fn the_check_for_packet_marks_writes_nothing() {
+fn the_check_for_support_of_packet_marks_writes_nothing() {
     in_namespace(|| {
         for family in IpFamily::ALL {
             let iptables = Iptables::choose(None).unwrap();

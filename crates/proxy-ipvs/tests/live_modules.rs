@@ -1,6 +1,6 @@
-//! Tests of error messages on a real kernel that lacks modules. Each test stops the kernel from
-//! loading modules, and loads modules itself. So the tests need a virtual machine of the test lab
-//! (lane A), whose kernel is discarded afterwards.
+//! Tests of error messages on a real kernel without modules. Each test stops the kernel from
+//! loading modules, and loads some itself. So the tests need a virtual machine of the lab (lane A),
+//! whose kernel is discarded afterwards.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod support;
@@ -18,7 +18,7 @@ use support::{DumpableKernel as _, ip};
 
 const LOADER: &str = "/proc/sys/kernel/modprobe";
 
-/// Guard that stops the kernel from loading modules until the guard is dropped.
+/// Guard that stops the kernel from loading modules until it is dropped.
 struct NoLoading(String);
 
 impl NoLoading {
@@ -87,7 +87,7 @@ fn errors_name_the_missing_kernel_modules() {
     let error = Iptables::choose(Some(Backend::Nft))
         .unwrap_err()
         .to_string();
-    // Errors of iptables-nft: the kernel lacks nf_tables for IP, or it has nf_tables but does not
+    // Errors of iptables-nft if the kernel lacks nf_tables for IP, or if its nf_tables does not
     // support the extensions of iptables (Linux 7.2).
     let reasons = [
         "Failed to initialize nft",
@@ -126,8 +126,7 @@ fn errors_name_the_missing_kernel_modules() {
     };
     let sets = Set::all().map(|set| Op::CreateSet(set, 65_536));
     let ops = [Op::CreateLink, Op::AddServer(at.into(), properties)];
-    // The kernel also refuses these writes, because they depend on entries that the kernel has
-    // refused.
+    // The kernel refuses these writes as well, because they depend on refused entries.
     let dependents = [
         Op::AddMember(Set::ClusterIp, at.into()),
         Op::BindAddress(at.address),

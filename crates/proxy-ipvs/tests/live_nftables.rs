@@ -1,5 +1,5 @@
-//! Tests of the shim (the rules beside IPVS) in nftables on the real kernel, without IPVS. The
-//! tests read the results with `nft`.
+//! Tests of the nftables shim (the rules beside IPVS) on the real kernel, without IPVS. They check
+//! the results with `nft`.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::fs;
@@ -21,8 +21,8 @@ fn nft(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Returns the lines of our IPv4 table, sorted, because `nft` lists sets and chains in the order of
-/// their creation.
+/// Returns the lines of the shim's IPv4 table as `nft` lists them. They are sorted, because `nft`
+/// lists sets and chains in the order of their creation.
 fn listed() -> Vec<String> {
     let listed = nft(&["list", "table", "ip", "kube-proxy-ipvs"]);
     let mut lines: Vec<String> = listed.lines().map(str::to_owned).collect();
@@ -56,7 +56,7 @@ fn write(kernel: &mut NetlinkKernel, ops: Vec<Op>) {
     assert_eq!(outcomes.len(), plan.ops.len());
 }
 
-/// Returns a set and a member of every kind.
+/// Returns members of every kind, each with its set.
 fn members(family: IpFamily) -> Vec<(Set, Member)> {
     let (vip, pod, nets) = match family {
         IpFamily::V4 => (
@@ -154,7 +154,7 @@ fn shim(family: IpFamily) -> Shim {
     }
 }
 
-/// Runs the test in a user namespace, in which a socket's send buffer cannot exceed
+/// The test runs in a user namespace, in which a socket's send buffer cannot exceed
 /// net.core.wmem_max.
 #[test]
 #[ignore = "needs nf_tables"]
@@ -181,8 +181,8 @@ fn members_beyond_the_send_buffer_are_written_in_several_messages() {
     let most: u32 = most.parse().unwrap();
     let mut kernel = kernel(IpFamily::V4);
     write(&mut kernel, vec![Op::CreateSet(Set::ClusterIp, 0)]);
-    // Writes more members than fit into the send buffer: each member takes 24 bytes, and the kernel
-    // doubles the requested size of the buffer.
+    // More members than fit into the send buffer: each takes 24 bytes, and the kernel doubles the
+    // requested size of the buffer.
     let members = (0..2 * most / 22).map(|number| {
         let [_, high, low, last] = number.to_be_bytes();
         let address = [10, high, low, last].into();
@@ -229,7 +229,7 @@ fn fill(kernel: &mut NetlinkKernel, family: IpFamily) {
     );
 }
 
-/// Compares the listing by `nft` with a file. Compares the content that the proxier reads with the
+/// Compares the listing of `nft` with a file, and the content that the proxier reads with the
 /// content that it wrote.
 #[test]
 fn nft_lists_the_shim_and_a_read_returns_the_written_content() {
@@ -253,7 +253,7 @@ fn nft_lists_the_shim_and_a_read_returns_the_written_content() {
             wanted.sort_unstable();
             assert_eq!(found, wanted);
         }
-        // Requests numeric output, because newer versions of `nft` print names for more priorities.
+        // Numeric output, because newer versions of `nft` print names for more priorities.
         let listed = nft(&["-y", "list", "ruleset"]);
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/nftables/ruleset");
         if std::env::var_os("WRITE").is_some() {
@@ -261,7 +261,7 @@ fn nft_lists_the_shim_and_a_read_returns_the_written_content() {
             fs::write(path, &listed).unwrap();
         }
         assert_eq!(listed, fs::read_to_string(path).unwrap());
-        // `nft` can load the table from its own listing.
+        // `nft` can load its own listing of the table.
         nft(&["flush", "ruleset"]);
         nft(&["-f", path]);
         for family in IpFamily::ALL {
@@ -270,8 +270,8 @@ fn nft_lists_the_shim_and_a_read_returns_the_written_content() {
     });
 }
 
-/// Any number of added, changed and deleted chains costs one transaction. A changed set member
-/// costs one transaction, too.
+/// Any number of added, changed and deleted chains costs one transaction. So does a changed set
+/// member.
 #[test]
 fn each_change_of_the_shim_is_one_transaction() {
     in_namespace(|| {
@@ -308,8 +308,7 @@ fn each_change_of_the_shim_is_one_transaction() {
     });
 }
 
-/// The kernel refuses only additions to the missing set. Removing a member from the missing set
-/// counts as done.
+/// The kernel refuses only additions to the missing set. A removal from it counts as done.
 #[test]
 fn a_refused_write_to_a_missing_set_does_not_affect_other_sets() {
     in_namespace(|| {
@@ -350,7 +349,7 @@ fn a_refused_write_to_a_missing_set_does_not_affect_other_sets() {
         let found = kernel.read_sets().unwrap().members;
         let sizes = sets.map(|set| found.get(&set).map(std::collections::BTreeSet::len));
         assert_eq!(sizes, [Some(2), None, Some(1)]);
-        // The write removes rules that the kernel does not have, so the kernel refuses the whole
+        // The write removes rules that the kernel lacks, so the kernel refuses the whole
         // transaction.
         let outcome = kernel.apply(&Plan {
             ops: vec![Op::WriteRules {
@@ -365,7 +364,7 @@ fn a_refused_write_to_a_missing_set_does_not_affect_other_sets() {
     });
 }
 
-/// Writes as many members as one plan can have. A transaction has at most 8,192 members.
+/// The largest plan fills four transactions of at most 8,192 members each.
 #[test]
 fn the_largest_plan_of_members_needs_four_transactions() {
     in_namespace(|| {
@@ -397,7 +396,7 @@ fn iptables_restore(rules: &str) {
     assert!(output.status.success(), "{said}");
 }
 
-/// Chains of a kube-proxy in iptables-nft are leftovers. Chains of the kubelet and of other
+/// In iptables-nft, a kube-proxy's chains are leftovers; chains of the kubelet and of other
 /// programs are not.
 #[test]
 fn the_proxier_reads_chains_of_iptables_nft_over_netlink() {
@@ -427,8 +426,8 @@ fn the_proxier_reads_chains_of_iptables_nft_over_netlink() {
     });
 }
 
-/// The kernel refuses a second mark of an address, so the transaction also removes the first. If
-/// another program has removed the first mark, the write succeeds, too.
+/// The kernel refuses a second mark of an address, so the transaction first removes the first mark.
+/// It succeeds even if another program has already removed that mark.
 #[test]
 fn one_nftables_transaction_replaces_the_mark_of_an_address() {
     in_namespace(|| {
@@ -467,7 +466,7 @@ fn one_nftables_transaction_replaces_the_mark_of_an_address() {
     });
 }
 
-/// Another program has created a set with our name but another type. The proxier replaces only that
+/// Another program has created a set with our name but another type. The proxier replaces only this
 /// set.
 #[test]
 fn a_foreign_nftables_set_with_our_name_but_a_wrong_type_is_replaced() {
@@ -492,8 +491,8 @@ fn a_foreign_nftables_set_with_our_name_but_a_wrong_type_is_replaced() {
     });
 }
 
-/// Only rules in our table can match the set. When the proxier replaces the set, it writes our own
-/// rules again and removes the other program's rule.
+/// Only rules in our table can match the set. When the proxier replaces it, it writes our rules
+/// again and removes the other program's rule.
 #[test]
 fn a_foreign_nftables_set_is_replaced_even_if_rules_match_it() {
     in_namespace(|| {
@@ -529,7 +528,7 @@ fn a_foreign_nftables_set_is_replaced_even_if_rules_match_it() {
             write(&mut kernel, vec![Op::WriteRules { wanted, installed }]);
             assert_eq!(listed(), before, "{strange}");
         }
-        // The proxier also replaces the set if our own rule matches it.
+        // The proxier replaces the set even if our own rule matches it.
         let of_ours = "\
             flush chain ip kube-proxy-ipvs KUBE-IPVS-FILTER
             flush chain ip kube-proxy-ipvs nat-output
@@ -563,8 +562,8 @@ fn a_foreign_nftables_set_is_replaced_even_if_rules_match_it() {
     });
 }
 
-/// Another program has made our table dormant. The kernel refuses new base chains in a transaction
-/// that activates the table, so the proxier needs two transactions.
+/// Another program has made our table dormant. The proxier needs two transactions, because the
+/// kernel refuses new base chains together with the activation.
 #[test]
 fn a_dormant_table_is_activated() {
     in_namespace(|| {

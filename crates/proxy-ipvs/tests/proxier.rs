@@ -1,4 +1,4 @@
-//! Tests of the proxier's writes on the strict fake kernel: content, order and number.
+//! Tests of the proxier's writes on the strict fake kernel: their content, order and number.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 #[path = "proxier/chaos.rs"]
@@ -89,9 +89,8 @@ fn the_first_sync_writes_the_rules_before_the_addresses() {
     );
 }
 
-/// The external address moves to the second Service in one update. The virtual server at this
-/// address stays: it first gets the second Service's endpoints, and then loses the first Service's
-/// endpoints.
+/// An external address moves to another Service in one update. Its virtual server stays: it gets
+/// the new Service's endpoints before it loses the former Service's.
 #[test]
 fn an_address_that_moves_to_another_service_is_always_served() {
     let at = |name: &str, cluster_ip: &str| Service {
@@ -224,7 +223,7 @@ fn a_restart_on_a_programmed_kernel_writes_nothing() {
     );
 }
 
-/// A changed endpoint costs as much with 10,000 other Services as with none.
+/// Changing an endpoint costs as much with 10,000 other Services as with none.
 #[test]
 fn the_cost_of_a_change_does_not_depend_on_the_number_of_services() {
     const NODE_ADDRESSES: [&str; 3] = ["192.168.99.10", "192.168.98.10", "192.168.97.10"];
@@ -243,7 +242,7 @@ fn the_cost_of_a_change_does_not_depend_on_the_number_of_services() {
     assert_eq!(world.sync().pending, 0);
     world.work();
 
-    // An endpoint that is added on another node costs one message, for its virtual server.
+    // A new endpoint on another node costs one message, for the virtual server.
     world.slice(slice(
         "default/s77",
         &["10.244.1.5@node2", "10.244.2.5@node2", "10.244.3.5@node2"],
@@ -259,8 +258,8 @@ fn the_cost_of_a_change_does_not_depend_on_the_number_of_services() {
     );
     assert!(matches!(&ops[..], [Op::AddDestination(..)]));
 
-    // The first endpoint on this node also needs the rule that matches KUBE-LOOP-BACK. The
-    // proxier writes this rule only for the first endpoint.
+    // The first endpoint on this node needs the rule that matches KUBE-LOOP-BACK as well. Later
+    // endpoints need no new rule.
     let local = [
         "10.244.1.5@node2",
         "10.244.2.5@node2",
@@ -278,8 +277,8 @@ fn the_cost_of_a_change_does_not_depend_on_the_number_of_services() {
         }
     );
 
-    // A second endpoint on this node costs one message for the loop-back member and one message for
-    // the virtual server. The proxier starts no process.
+    // A second endpoint on this node costs two messages and no process: one for the loop-back
+    // member, one for the virtual server.
     let more = [&local[..], &["10.244.9.10@node1"]].concat();
     world.slice(slice("default/s77", &more));
     world.sync();
@@ -291,8 +290,8 @@ fn the_cost_of_a_change_does_not_depend_on_the_number_of_services() {
         }
     );
 
-    // Replaces an endpoint without connections. The proxier adds the new endpoint, sets the old
-    // endpoint's weight to 0, and removes the old endpoint.
+    // Replaces an endpoint without connections: the proxier adds the new destination, sets the old
+    // one's weight to 0, and removes it.
     let replaced = [&local[1..], &["10.244.1.6@node2", "10.244.9.10@node1"]].concat();
     world.slice(slice("default/s77", &replaced));
     world.sync();
@@ -310,7 +309,7 @@ fn the_cost_of_a_change_does_not_depend_on_the_number_of_services() {
     world.sync();
     world.work();
 
-    // Removes an endpoint without connections. The proxier sets its weight to 0, and removes its
+    // Removes an endpoint without connections: the proxier sets its weight to 0, and removes its
     // destination and its loop-back member.
     world.slice(slice("default/s77", &local));
     world.sync();
@@ -323,8 +322,8 @@ fn the_cost_of_a_change_does_not_depend_on_the_number_of_services() {
         }
     );
 
-    // A new Service costs messages for three members, the virtual server, two destinations and the
-    // address.
+    // A new Service costs messages for three set members, the virtual server, two destinations and
+    // the address.
     world.service(service("default/new", "10.99.0.1", 80));
     world.slice(slice(
         "default/new",
@@ -339,8 +338,8 @@ fn the_cost_of_a_change_does_not_depend_on_the_number_of_services() {
         }
     );
 
-    // Adds a Service with a NodePort on a node with three addresses. The Service needs four virtual
-    // servers: one for its cluster IP, and one for the NodePort at each address.
+    // A Service with a NodePort on a node with three addresses needs four virtual servers: at its
+    // cluster IP, and at the NodePort of each address.
     let mut exposed = service("default/exposed", "10.99.0.2", 80);
     exposed.kind = proxy::ServiceType::NodePort;
     exposed.ports = exposed
@@ -370,7 +369,7 @@ fn the_cost_of_a_change_does_not_depend_on_the_number_of_services() {
     );
     assert!(ops.iter().all(|op| matches!(op, Op::AddDestination(..))));
 
-    // An event with an unchanged object changes nothing.
+    // An event with an unchanged object causes no write.
     world.slice(slice(
         "default/new",
         &["10.244.1.5@node2", "10.244.2.5@node2"],
@@ -378,7 +377,7 @@ fn the_cost_of_a_change_does_not_depend_on_the_number_of_services() {
     world.sync();
     assert_eq!(world.work().0, Work::default());
 
-    // A check that finds no drift only reads. The proxier reads its rules once per sync period.
+    // A check without drift only reads. The proxier reads its rules once per sync period.
     world.check();
     world.sync();
     assert_eq!(
@@ -389,7 +388,7 @@ fn the_cost_of_a_change_does_not_depend_on_the_number_of_services() {
             ..Work::default()
         }
     );
-    // The daemon may start a check slightly before the sync period has passed.
+    // The daemon may start a check slightly before the end of the sync period.
     world.wait(Duration::from_secs(29));
     world.check();
     world.sync();
@@ -547,7 +546,7 @@ fn node_ports_at_an_address_that_the_node_lost_during_downtime_are_removed() {
     {
         let snapshot = &mut world.kernel.state().snapshot;
         snapshot.interface_addresses.remove(&moved);
-        // Another program has a virtual server with the same port at another address.
+        // Another program has a virtual server at the same port of another address.
         let foreign = VirtualServer {
             properties: Properties {
                 scheduler: "rr".into(),
@@ -590,7 +589,7 @@ fn node_ports_without_the_ownership_flag_are_adopted_without_a_write() {
     world.service(web.clone());
     let mut world = world.listed();
     world.sync();
-    // Removes the ownership flag from our virtual servers, as if upstream had created them.
+    // Virtual servers without the ownership flag, as upstream creates them.
     for server in world.kernel.state().snapshot.servers.values_mut() {
         server.properties.flags &= !Properties::OWNED;
     }
@@ -621,8 +620,8 @@ fn a_virtual_server_that_the_kernel_does_not_remove_keeps_its_set_members() {
     assert!(world.kernel.state().snapshot.sets[&Set::ClusterIp].is_empty());
 }
 
-/// A set member that must stay for its virtual server does not count as due. Otherwise, the
-/// daemon's loop would never sleep.
+/// A set member that must stay for its virtual server is not due. Otherwise, the daemon's loop
+/// would never sleep.
 #[test]
 fn a_set_member_is_removed_only_after_its_virtual_server() {
     let mut world = web();
@@ -645,7 +644,7 @@ fn a_set_member_is_removed_only_after_its_virtual_server() {
     assert_eq!(world.sync().pending, 0);
 }
 
-/// A check decides whether a virtual server is ours by the same evidence as a restart does.
+/// A drift check and a restart decide by the same evidence whether a virtual server is ours.
 #[test]
 fn a_check_adopts_virtual_servers_by_the_same_evidence_as_a_restart() {
     let mut world = web();
@@ -666,11 +665,11 @@ fn a_check_adopts_virtual_servers_by_the_same_evidence_as_a_restart() {
     world.wait(Duration::from_mins(1));
     world.check();
     world.settle();
-    // The proxier removes only the virtual server at 10.96.0.12, because this address is bound to
-    // the link. It keeps two other virtual servers:
+    // Only the virtual server at 10.96.0.12 is ours, because this address is bound to the link. Two
+    // others stay:
     //
-    // - 192.168.99.99:30080, because this address is not on the node.
-    // - 10.96.0.10:81, because the sets contain port 80 of this address, but not port 81.
+    // - 192.168.99.99:30080, because the node does not have this address
+    // - 10.96.0.10:81, because the sets contain port 80 of this address, but not port 81
     let mut written = world.written();
     written.retain(|op| op.starts_with("remove virtual server"));
     assert_eq!(written, ["remove virtual server 10.96.0.12:80/TCP"]);
@@ -699,7 +698,7 @@ fn one_refused_service_does_not_make_the_node_unhealthy() {
         (true, 1, 0, false),
         "it is wrong in itself"
     );
-    // If the cause is a problem of the kernel itself, the same refusal makes the node unhealthy.
+    // The same refusal makes the node unhealthy if the kernel itself has the problem.
     let mut world = web();
     refuse(&world, "add virtual server 10.96.0.66:80/TCP");
     world.kernel.state().is_kernel_ill = true;
@@ -713,7 +712,7 @@ fn one_refused_service_does_not_make_the_node_unhealthy() {
     world.wait(Duration::from_mins(1));
     world.check();
     assert_eq!(fails(&mut world), (true, 1, 1, true));
-    // The proxier does not retry the write before its back-off has ended, so the failure remains.
+    // The proxier waits for its back-off before it retries the write, so the failure stays.
     assert_eq!(fails(&mut world), (true, 1, 0, true));
     world.kernel.state().refusals.clear();
     world.wait(Duration::from_secs(1));
@@ -740,7 +739,7 @@ fn a_refused_removal_does_not_cause_another_write_of_the_rules() {
     }
 }
 
-/// Returns a Service with a load-balancer address and these source ranges.
+/// Returns a Service with a load-balancer address that only these source ranges may use.
 fn balanced(ranges: &[&str]) -> Service {
     let mut balanced = service("default/web", "10.96.0.10", 80);
     balanced.ingress_ips = vec![ip("192.0.2.1")];
@@ -761,7 +760,7 @@ fn the_configured_node_address_is_used_if_the_node_object_is_missing() {
     assert_eq!(sources.len(), 1, "the node is within the source ranges");
 }
 
-/// Returns a node with `--ipvs-shim=lean`, whose rules match no empty set.
+/// Returns a node with `--ipvs-shim=lean`, whose rules match only sets with members.
 fn lean() -> World {
     let config = Config {
         shim: ShimStyle::Lean,
@@ -772,7 +771,7 @@ fn lean() -> World {
     World::with(config, kernel)
 }
 
-/// Makes the kernel refuse every write of rules from now on.
+/// Makes the fake kernel refuse every write of rules from now on.
 fn refuse_rules(world: &World) {
     let all = (0..1_000).map(|count| (format!("write {count} iptables rules"), "no".to_owned()));
     world.kernel.state().refusals.extend(all);
@@ -808,7 +807,7 @@ fn an_address_stays_in_its_old_set_until_rules_match_the_new_set() {
         assert_eq!(sets(&world), after);
         refuse_rules(&world);
     }
-    // When a Service is deleted, the removal of its members does not wait for rules.
+    // The removal of a deleted Service's members does not wait for rules.
     world.service(exposed(true));
     world.sync();
     world.delete_service("default/web");
@@ -816,8 +815,8 @@ fn an_address_stays_in_its_old_set_until_rules_match_the_new_set() {
     assert_eq!(sets(&world), [false, false]);
 }
 
-/// A load balancer gets its first source ranges while the kernel refuses rules. The load balancer
-/// stays closed to all clients, because a closed port is safer than an open port.
+/// The kernel refuses the rules for a load balancer's first source ranges. The load balancer stays
+/// closed to all clients, because a closed port is safer than an open port.
 #[test]
 fn a_load_balancer_stays_closed_while_the_kernel_refuses_its_rules() {
     let mut world = lean();
@@ -830,7 +829,7 @@ fn a_load_balancer_stays_closed_while_the_kernel_refuses_its_rules() {
     world.service(balanced(&["10.0.0.0/8", "192.168.0.0/16"]));
     world.sync();
     assert_eq!(held(&world, Set::LoadBalancerFirewall), 1);
-    // A withdrawn source range is removed from its set, although the kernel refuses rules.
+    // Withdrawing a source range removes its set member, although the kernel refuses rules.
     world.service(balanced(&["192.168.0.0/16"]));
     world.sync();
     assert_eq!(held(&world, Set::LoadBalancerSourceCidr), 1);
@@ -901,7 +900,7 @@ fn a_refused_entry_stays_pending_and_all_other_entries_are_written() {
 }
 
 #[test]
-fn a_lost_reply_causes_a_dump() {
+fn after_a_lost_reply_to_a_write_the_kernel_is_read_again() {
     let mut world = web();
     world.kernel.state().lose_acknowledgements = true;
     world.service(service("default/two", "10.96.0.11", 80));
@@ -956,8 +955,8 @@ fn a_draining_endpoint_that_returns_keeps_its_connections() {
     let unnamed = world.proxier.drains(0);
     assert_eq!((unnamed.count, unnamed.first.len()), (1, 0));
     world.work();
-    // The endpoint returns to the slice. Its destination gets its former weight, without being
-    // deleted and added.
+    // The endpoint returns. Its destination gets its weight back, and is not deleted and added
+    // again.
     world.slice(slice("default/web", &PAIR));
     world.sync();
     assert_eq!(world.proxier.drains(10).count, 0);
@@ -965,8 +964,7 @@ fn a_draining_endpoint_that_returns_keeps_its_connections() {
         world.written(),
         ["set destination 10.244.2.5:8080 of 10.96.0.10:80/TCP to weight 1"]
     );
-    // The endpoint is removed from the slice again. Its destination is deleted when its connections
-    // have ended.
+    // The endpoint disappears again. Its destination is deleted once its connections have ended.
     world.slice(slice("default/web", &PAIR[..1]));
     world.sync();
     world.kernel.state().connections.clear();
@@ -976,7 +974,7 @@ fn a_draining_endpoint_that_returns_keeps_its_connections() {
         world.destinations("10.96.0.10:80").unwrap(),
         ["10.244.1.5:8080=1"]
     );
-    // The proxier has no timer left.
+    // The proxier has no timer any more.
     assert!(!world.proxier_due_within(Duration::from_hours(1)));
 }
 
@@ -1002,7 +1000,7 @@ fn drains_continue_after_a_restart() {
     );
 }
 
-/// Returns a node on which 10.244.2.5 and 10.244.3.5 have connections that never end.
+/// Returns a node on which the endpoints 10.244.2.5 and 10.244.3.5 have connections that never end.
 fn stubborn(timeout: Option<Duration>) -> World {
     let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
     for pod in ["10.244.2.5", "10.244.3.5"] {
@@ -1030,8 +1028,7 @@ fn a_drain_ends_at_its_timeout() {
     world.slice(slice("default/web", &[PAIR[0], "10.244.3.5@node2"]));
     world.sync();
     world.wait(Duration::from_secs(15));
-    // Each endpoint has its own drain timeout. The later removal of the second endpoint does not
-    // extend the timeout of the first endpoint.
+    // Each endpoint has its own timeout, which a later removal of another endpoint does not extend.
     world.slice(slice("default/web", &PAIR[..1]));
     world.sync();
     assert_eq!(
@@ -1174,7 +1171,7 @@ fn the_older_of_two_services_keeps_a_shared_address() {
     );
 }
 
-/// After any order of events, sets and rules contain only entries of the Service that owns the
+/// Whatever the order of events, sets and rules contain only entries of the Service that owns the
 /// address.
 #[test]
 fn only_the_owner_of_a_shared_address_defines_its_source_ranges() {
@@ -1356,8 +1353,8 @@ fn many_writes_are_divided_into_several_ordered_plans() {
     let adds = |op: &&Op| matches!(op, Op::AddDestination(..));
     assert_eq!(ops.iter().filter(adds).count(), 90_000);
 
-    // Each destination costs one message for its drain and one message for its removal. A single
-    // sync sends all these messages.
+    // Each destination costs one message for its drain and one for its removal. One sync sends them
+    // all.
     for number in 0..services {
         world.slice(slice(&format!("default/s{number}"), &pods[..50]));
     }

@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_row_with_an_empty_value_type_takes_24_bytes() {
+    fn a_row_with_a_zero_sized_value_takes_24_bytes() {
         assert_eq!(size_of::<Row<(), Arc<u8>>>(), 24);
     }
 

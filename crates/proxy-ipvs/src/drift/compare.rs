@@ -110,8 +110,8 @@ impl WrittenEntries {
 }
 
 impl Comparison {
-    /// Begins to compare a dump with the tables. The link, the node's addresses and the sizes of
-    /// sets are compared at once. If one of them differs, a worker thread reads it again.
+    /// Begins to compare a dump with the tables. This first step compares the link, the node's
+    /// addresses and the sizes of sets. If one of them differs, a worker thread reads it again.
     pub(super) fn new(
         servers: Option<BTreeMap<VirtualServerKey, VirtualServer>>,
         mut sets: Option<FoundSets>,

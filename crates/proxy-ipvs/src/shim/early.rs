@@ -1,5 +1,5 @@
-//! Rules for the first packet of each flow that apply before IPVS handles the packet
-//! (`--ipvs-semantics=exact`). The shims in iptables and nftables render the same list.
+//! Rules for the first packet of each flow that precede IPVS (`--ipvs-semantics=exact`). The
+//! iptables and nftables shims render the same list.
 
 use iptables::{Match, Rule, Table, Target};
 
@@ -8,7 +8,7 @@ use crate::config::Config;
 use crate::rules::EARLY_CHAINS;
 use crate::sets::{Set, SetKind};
 
-/// Hook at which early rules apply, before IPVS handles the packet.
+/// Hook at which early rules handle a packet before IPVS does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EarlyHook {
     /// Hook input, for packets from pods and from other hosts.
@@ -17,36 +17,35 @@ pub(super) enum EarlyHook {
     Out,
 }
 
-/// Name of the loopback interface. At hook input, packets from this interface are the node's own.
+/// Name of the loopback interface. At hook input, packets from it are the node's own.
 pub(super) const LOOPBACK: &str = "lo";
 
-/// Clients to whose packets an early rule applies.
+/// Clients whose packets an early rule handles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Clients {
     All,
-    /// Clients that are neither pods of this node nor the node itself. [`EarlyRule::SkipNode`]
-    /// excludes the node.
+    /// Clients outside the cluster: neither pods of this node nor the node itself.
+    /// [`EarlyRule::SkipNode`] excludes the node.
     Outside,
 }
 
-/// Action on a packet whose destination is a member of the rule's set.
+/// Action of an early rule on a packet whose destination is in its set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EarlyAction {
     Drop,
-    /// Replaces the packet's whole mark with the mark of the set member, because IPVS compares the
-    /// whole mark.
+    /// Replaces the packet's whole mark with the set member's mark, because IPVS compares the whole
+    /// mark.
     Mark,
 }
 
-/// A rule that applies before IPVS handles the packet.
+/// A rule that handles packets before IPVS does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EarlyRule {
-    /// Exempts the node's own packets from the rules for clients outside the cluster. Usually, IPVS
-    /// handles the node's own packets already at hook output. Such a packet reaches hook input only
-    /// if its virtual server is missing.
+    /// Exempts the node's own packets from the rules for clients outside the cluster. IPVS handles
+    /// these packets at hook output, so they reach hook input only if their virtual server is
+    /// missing.
     SkipNode,
-    /// Applies an action to the first packet of each flow whose destination is a member of this
-    /// set.
+    /// Handles the first packet of each flow whose destination is a member of this set.
     To {
         clients: Clients,
         set: Set,
@@ -55,7 +54,7 @@ pub(super) enum EarlyRule {
 }
 
 impl Shim {
-    /// Returns the early rules of a hook, in order. Omits rules whose set is empty.
+    /// Returns the early rules of a hook, in order. Omits the rules of empty sets.
     pub(super) fn early_rules(&self, hook: EarlyHook, config: &Config) -> Vec<EarlyRule> {
         use EarlyAction::{Drop, Mark};
         if !config.semantics.is_exact() {
@@ -84,9 +83,9 @@ impl Shim {
         rules
     }
 
-    /// Renders the early rules as iptables chains, without empty chains. The chain for the node's
-    /// own packets begins with the rules for source ranges. The chains are in table mangle, which
-    /// comes before IPVS at both hooks. (At hook output, table filter comes after IPVS.)
+    /// Renders the early rules as iptables chains, without empty ones. The chain for the node's own
+    /// packets begins with the rules for source ranges. The chains are in table mangle, which
+    /// precedes IPVS at both hooks. (At hook output, table filter comes after IPVS.)
     pub(super) fn early_chains(
         &self,
         config: &Config,

@@ -1,13 +1,13 @@
-//! `--ipvs-shim=lean`: gives packets the same verdicts as upstream's rules, in the same chains,
-//! with less work for the first packet of a flow.
+//! `--ipvs-shim=lean`: gives packets the verdicts of upstream's rules, in the same chains, with
+//! less work for the first packet of a flow:
 //!
-//! - Jumps lead only to chains that have rules.
-//! - Rules for cluster IPs come first and need a single look-up, because most packets to Services
-//!   have a cluster IP as their destination.
-//! - Upstream has chains of several RETURN rules. Here, a single rule with all conditions replaces
-//!   each such chain. The most selective condition comes first.
-//! - Packets of established flows leave the chain KUBE-IPVS-FILTER at the first condition.
-//! - Rules do not look up empty sets. They query the routing table (`addrtype`) only for possible
+//! - The shim jumps only to chains that have rules.
+//! - The rules for cluster IPs come first and need one look-up, because most packets to Services go
+//!   to a cluster IP.
+//! - One rule with all conditions, the most selective first, replaces each of upstream's chains of
+//!   RETURN rules.
+//! - Packets of established flows leave the chain KUBE-IPVS-FILTER at its first condition.
+//! - Rules do not look up empty sets, query the routing table (`addrtype`) only for possible
 //!   NodePorts, and never check bridges (`physdev`).
 //!
 //! For operators, `docs/ipvs-shim.md` shows the rules, and the two kinds of packets that only
@@ -23,7 +23,7 @@ use crate::rules::{CHAINS, Chains, JUMPS};
 use crate::sets::Set;
 
 impl Shim {
-    /// Returns all chains with their rules, and the jumps into chains that have rules.
+    /// Returns all chains with their rules, and the jumps to chains that have rules.
     pub(super) fn lean(&self, config: &Config) -> Chains {
         let chain = |(table, name)| (table, name, self.lean_chain(table, name, config));
         let chains = CHAINS.map(chain).into_iter();
@@ -53,8 +53,8 @@ impl Shim {
             (Table::Nat, POSTROUTING) => self.postrouting(config),
             (Table::Nat, "KUBE-NODE-PORT") => self.lean_node_ports(config),
             (Table::Nat, "KUBE-LOAD-BALANCER") => self.lean_load_balancers(config),
-            // Creates this chain even without a jump from our chains, because network plug-ins also
-            // jump to it.
+            // Creates this chain without a jump from our chains, because network plug-ins jump to
+            // it, too.
             (Table::Nat, MARK_MASQ) => vec![Rule::new([], mark(config))],
             (Table::Filter, FORWARD) => lean_forward(config),
             (Table::Filter, "KUBE-NODE-PORT") => {
@@ -113,9 +113,8 @@ impl Shim {
         chain
     }
 
-    /// Returns the rules for NodePorts, with their conditions in the order of cost. The look-up of
-    /// the port comes first, because it is cheapest. The look-up of the address in the routing
-    /// table comes last.
+    /// Returns the rules for NodePorts, whose conditions are in the order of their cost: first the
+    /// look-up of the port in a set, last that of the address in the routing table.
     fn lean_node_ports(&self, config: &Config) -> Vec<Rule> {
         let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter();
         let filled = protocols.filter(|protocol| self.is_filled(Set::node_port(*protocol)));
@@ -140,9 +139,8 @@ impl Shim {
         filled.flat_map(rule_of).collect()
     }
 
-    /// Returns the firewall rules for source ranges of load balancers. These rules also match
-    /// packets of established flows, so the withdrawal of a source range also ends its established
-    /// flows.
+    /// Returns the rules that drop packets from outside a load balancer's source ranges. They match
+    /// established flows as well, so withdrawing a source range also ends its flows.
     pub(super) fn lean_firewall(&self) -> Vec<Rule> {
         if !self.is_filled(Set::LoadBalancerFirewall) {
             return Vec::new();
@@ -183,8 +181,8 @@ impl Shim {
         chain
     }
 
-    /// Returns a match for packets whose fields are not in a set. Returns `None` if the set is
-    /// empty, because then no look-up is needed.
+    /// Matches packets whose fields are not in the set. Returns `None` for an empty set, which
+    /// needs no look-up.
     fn unless(&self, set: Set, fields: &'static [Field]) -> Option<Match> {
         self.is_filled(set).then_some(self.not_in_set(set, fields))
     }
@@ -194,7 +192,7 @@ impl Shim {
     }
 }
 
-/// Returns two rules that accept forwarded packets. Nearly all packets belong to established flows
+/// Returns two rules that accept forwarded packets. Nearly all packets belong to established flows,
 /// and need only the first rule.
 fn lean_forward(config: &Config) -> Vec<Rule> {
     let mut chain = Vec::from(kube_rules::forward(config.masquerade_mark));

@@ -1,5 +1,5 @@
-//! The rules of the shim in nftables. They give packets the same verdicts as upstream's rules, with
-//! as little work as possible for the first packet of a flow.
+//! The shim's rules in nftables: they give packets the verdicts of upstream's rules, with as little
+//! work as possible for the first packet of a flow.
 //!
 //! ```text
 //! prerouting ─ nat-prerouting ─┬─▶ input ─ filter-input ─ IPVS ─┬─ filter-input-behind-ipvs ▶ node
@@ -8,18 +8,17 @@
 //! output ─ filter-output ─ nat-output ─ IPVS ─▶ nat-postrouting ─▶ endpoint
 //! ```
 //!
-//! - **Hook input**: IPVS handles its packets here. Rules that reject packets, for example to a
-//!   port without a Service, come after IPVS. Packets that IPVS forwards never reach these rules.
-//! - **nat**: in nftables, other programs' chains can still translate the destination of a packet
-//!   that our chains accepted. If our rule translates a destination to itself, no later rule can
-//!   translate it. So our nat chains come just before other programs' chains: their priority is one
-//!   less than the usual priority.
-//! - **FORWARD**: upstream's rules in this chain have no counterpart here, because an accept in our
+//! - **Hook input**: IPVS takes its packets here. Rules that reject packets, for example to a port
+//!   without a Service, come after IPVS, so packets that IPVS forwards never reach them.
+//! - **nat**: after an accept in our chains, other programs' nat chains could still translate a
+//!   packet's destination. A rule that translates the destination to itself prevents this. So our
+//!   nat chains come just before others: their priority is one below the usual one.
+//! - **FORWARD**: upstream's rules in this chain have no counterpart, because an accept in our
 //!   table cannot overrule another program's drop.
 //! - **Omitted**: chains without rules, and look-ups in empty sets.
 //!
 //! For operators, `docs/ipvs-shim.md` shows the rules, and the packets that they handle differently
-//! from upstream's rules.
+//! from upstream's.
 
 use std::collections::BTreeSet;
 
@@ -48,21 +47,21 @@ const SOURCE_RANGES: &str = "KUBE-SOURCE-RANGES-FIREWALL";
 const ACCESS: &str = "KUBE-IPVS-FILTER";
 
 /// Priorities just before other programs' nat chains (`NF_IP_PRI_NAT_DST`, `NF_IP_PRI_NAT_SRC`).
-/// These values do not change the priority at which the kernel translates addresses.
+/// They do not change the priority at which the kernel translates addresses.
 const DNAT: i32 = -101;
 const SNAT: i32 = 99;
 /// Priority of the filter chains (`NF_IP_PRI_FILTER`).
 const FILTER: i32 = 0;
-/// Priority after IPVS at hook input (`ip_vs_ops4`: 98 and 99) and after the kernel's address
-/// translation (100).
+/// Priority after IPVS at hook input (`ip_vs_ops4`: 98 and 99) and after the kernel's source NAT
+/// (100).
 const BEHIND_IPVS: i32 = 101;
-/// Priority before IPVS at hook input, but after other programs' filters, so that these filters see
-/// the packet's original mark.
+/// Priority before IPVS at hook input, but after other programs' filters, which then see the
+/// packet's original mark.
 const JUST_BEFORE_IPVS: i32 = 97;
 /// Priority before IPVS at hook output (-99), equal to `NF_IP_PRI_MANGLE`.
 const BEFORE_IPVS: i32 = -150;
 
-/// Hook of a nat chain that handles packets to service addresses.
+/// Hook of a nat chain for packets to service addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum NatHook {
     In,
@@ -70,8 +69,8 @@ enum NatHook {
 }
 
 impl Shim {
-    /// Returns the chains of this shim, and the load-balancer addresses to which the node must not
-    /// connect.
+    /// Returns the chains of the nftables shim, and the load-balancer addresses to which the node
+    /// must not connect.
     pub(crate) fn native(&self, prefixes: &BTreeSet<u8>, config: &Config) -> Content {
         let mut content = Content {
             chains: [
@@ -119,8 +118,8 @@ impl Shim {
                 chain(ACCESS, self.native_access_filter(config)),
             ]
             .into(),
-            // With `--ipvs-semantics=exact`, the source ranges themselves apply to the node's own
-            // packets. So no separate list of forbidden addresses is needed.
+            // With `--ipvs-semantics=exact`, source ranges apply to the node's own packets
+            // directly, so the list of forbidden addresses is empty.
             forbidden: match config.semantics {
                 Semantics::Upstream => self.forbidden_to_node.clone(),
                 Semantics::Exact(_) => BTreeSet::new(),
@@ -139,7 +138,7 @@ impl Shim {
         set.name(self.family).into()
     }
 
-    /// Matches packets whose destination is a member of a set.
+    /// Matches packets whose destination address, protocol and port are in a set.
     fn packet_to(&self, set: Set) -> Clause {
         in_set(self.family, TO, self.set_name(set), Sense::Is)
     }
@@ -148,8 +147,8 @@ impl Shim {
         in_set(self.family, TO, self.set_name(set), Sense::IsNot)
     }
 
-    /// Returns the nat rules of a hook. They mark packets to service addresses for masquerading,
-    /// and exempt packets to service addresses from other programs' nat rules.
+    /// Returns the nat rules of a hook: they mark packets to service addresses for masquerading,
+    /// and exempt them from other programs' nat rules.
     fn nat(&self, way: NatHook, config: &Config) -> Vec<Rule> {
         let mark = || set_mark(config.masquerade_mark);
         let keep = || keep_destination(self.family);
@@ -159,8 +158,8 @@ impl Shim {
             let why = "IPVS has it: no DNAT rule of others may";
             rules.push(rule([self.packet_to(Set::ClusterIp), keep()], why));
         }
-        // With `--ipvs-semantics=exact`, the node may use all endpoints under any traffic policy.
-        // So rules mark all its packets for masquerading.
+        // With `--ipvs-semantics=exact`, the node may use all endpoints under any traffic policy,
+        // so all its packets are marked for masquerading.
         let marks_all = way == NatHook::Out && config.semantics.is_exact();
         if self.has(Set::LoadBalancer) {
             let why = Set::LoadBalancer.comment();
@@ -187,8 +186,8 @@ impl Shim {
             let why = "node ports, for masquerade purpose";
             rules.push(rule([verdict(Verdict::Goto(NODE_PORT.into()))], why));
         }
-        // Exempts packets whose source is a localhost address. Only hook output has this rule,
-        // because only the node itself sends such packets.
+        // Exempts packets from localhost. Only the node itself sends them, so only hook output has
+        // this rule.
         if way == NatHook::Out && !rules.is_empty() {
             let from = source(self.family, Sense::Is, &loopback(self.family));
             let why = "what the node sends from localhost is left alone";
@@ -197,16 +196,16 @@ impl Shim {
         rules
     }
 
-    /// Returns the rule that marks packets to cluster IPs for masquerading, unless they come from a
-    /// local pod. A detector by interface cannot match the node's own packets, because these
-    /// packets have no input interface.
+    /// Returns the rule that marks packets to cluster IPs for masquerading, unless a pod of this
+    /// node sent them. A detector by interface cannot match the node's own packets, which have no
+    /// input interface.
     fn mark_cluster_ips(&self, way: NatHook, config: &Config) -> Option<Rule> {
         let all = || self.packet_to(Set::ClusterIp);
         let (from, to) = match &config.detector {
             _ if config.masquerade_all => (Vec::new(), all()),
-            // Needs no rule. Without a detector, rules masquerade only packets whose source is a
-            // service address. Only the node itself can send such packets, and it sends none with
-            // `--ipvs-semantics=exact`.
+            // Without a detector, rules masquerade only packets whose source is a service address.
+            // Only the node itself sends such packets, and none with `--ipvs-semantics=exact`. So
+            // no rule is needed.
             LocalDetector::None if way == NatHook::In || config.semantics.is_exact() => {
                 return None;
             }
@@ -215,8 +214,8 @@ impl Shim {
                 let by_source = in_set(self.family, BY_SOURCE, name, Sense::Is);
                 (Vec::new(), by_source)
             }
-            // Needs no rule, because this network contains every source address, so all packets
-            // count as local.
+            // This network contains every address, so all packets count as local and no rule is
+            // needed.
             LocalDetector::SourceNet(net) if net.prefix_len() == 0 => return None,
             LocalDetector::Bridge(_) | LocalDetector::InterfacePrefix(_) if way == NatHook::Out => {
                 (Vec::new(), all())
@@ -249,9 +248,8 @@ impl Shim {
         ]
     }
 
-    /// Returns the rules for NodePorts, with their conditions in the order of cost. The look-up of
-    /// the port comes first, because it is cheapest. The look-up of the address in the routing
-    /// table comes last.
+    /// Returns the rules for NodePorts, whose conditions are in the order of their cost: first the
+    /// look-up of the port in a set, last that of the address in the routing table.
     fn native_node_ports(&self, config: &Config) -> Vec<Rule> {
         self.node_port_rules(config, true)
     }
@@ -302,9 +300,8 @@ impl Shim {
         rules
     }
 
-    /// Returns the firewall rules for source ranges of load balancers. These rules also match
-    /// packets of established flows, so the withdrawal of a source range also ends its established
-    /// flows.
+    /// Returns the rules that drop packets from outside a load balancer's source ranges. They match
+    /// established flows as well, so withdrawing a source range also ends its flows.
     fn firewall(&self) -> Vec<Rule> {
         if !self.has(Set::LoadBalancerFirewall) {
             return Vec::new();
@@ -361,7 +358,7 @@ impl Shim {
     }
 
     /// Returns the rules that protect the node's own processes. Service addresses are local, so
-    /// packets to a port without a Service would otherwise reach these processes
+    /// packets to a port without a Service would reach these processes
     /// (kubernetes/kubernetes#72236).
     fn native_access_filter(&self, config: &Config) -> Vec<Rule> {
         if !self.has(Set::IpvsIps) && self.ranges.nets.is_empty() {
@@ -384,8 +381,8 @@ impl Shim {
             .collect();
         let checks = Set::HealthCheckNodePort;
         if self.has(checks) {
-            // Checks only TCP and UDP ports, because a set of ports in iptables also applies only
-            // to these protocols.
+            // Only TCP and UDP ports are checked, as by an iptables rule that matches a set of
+            // ports.
             rules.extend([Protocol::Tcp, Protocol::Udp].map(|protocol| {
                 let to_port = port_in_set(protocol, self.set_name(checks));
                 rule([to_port, verdict(Verdict::Return)], checks.comment())
@@ -401,7 +398,7 @@ impl Shim {
         rules
     }
 
-    /// Renders the rules that apply before IPVS handles a packet (`--ipvs-semantics=exact`).
+    /// Renders the early rules of a hook, which precede IPVS (`--ipvs-semantics=exact`).
     fn native_early(&self, hook: EarlyHook, config: &Config) -> Vec<Rule> {
         let rules = self.early_rules(hook, config).into_iter();
         let render = |of: EarlyRule| {
@@ -429,16 +426,16 @@ impl Shim {
         rules.map(render).collect()
     }
 
-    /// Returns the rules that filter the node's own packets. With `--ipvs-semantics=exact`, the
-    /// source of these packets is a node address, so only the source ranges decide.
+    /// Returns the rules that filter the node's own packets. With `--ipvs-semantics=exact`, their
+    /// source is a node address, so only source ranges matter.
     fn filter_output(&self, config: &Config) -> Vec<Rule> {
         if !config.semantics.is_exact() {
             return self.forbid();
         }
         let mut rules = self.firewall();
         rules.extend(self.native_early(EarlyHook::Out, config));
-        // After IPVS has used our mark, restores the packet's earlier mark, which another program
-        // may need. Calico's rules choose network policies by such marks.
+        // Restores the packet's earlier mark once IPVS has used ours, because another program may
+        // need it: Calico's rules choose network policies by such marks.
         let bits = config.semantics.mark_bits();
         if let Some(MarkBits(bits)) = bits.filter(|_| self.has(Set::LocalMark)) {
             let why = "IPVS has used our mark, so the former one returns";
@@ -459,8 +456,8 @@ impl Shim {
     }
 }
 
-/// Returns the names of all chains and sets that a family's table may contain. Omits the sets of
-/// source ranges, because their names depend on the prefix lengths.
+/// Returns the names of all chains and sets that an IP family's table may have, except the sets of
+/// source ranges, whose names depend on prefix lengths.
 pub fn names(family: IpFamily) -> BTreeSet<String> {
     let chains = everything(family).chains.into_keys();
     let chains = chains.map(|name| name.to_string());
@@ -469,7 +466,7 @@ pub fn names(family: IpFamily) -> BTreeSet<String> {
     chains.chain(sets).chain([FORBIDDEN.to_owned()]).collect()
 }
 
-/// Returns content that has every chain and set that the shim can have.
+/// Returns content with every chain and set that the shim may have.
 pub(crate) fn everything(family: IpFamily) -> Content {
     let address = family.localhost();
     let shim = Shim {

@@ -1,4 +1,4 @@
-//! `--ipvs-shim=upstream`: has the same chains and rules as upstream, in the same order
+//! `--ipvs-shim=upstream`: the chains and rules of upstream, in the same order
 //! (`pkg/proxy/ipvs/proxier.go`).
 
 use iptables::{Jump, Match, Rule, SourcePort, Table, Target};
@@ -11,7 +11,7 @@ use crate::rules::{CHAINS, Chains, JUMPS};
 use crate::sets::Set;
 
 impl Shim {
-    /// Returns all chains with their rules, and all jumps to these chains.
+    /// Returns all chains with their rules, and the jumps to these chains.
     pub(super) fn upstream(&self, config: &Config) -> Chains {
         let chain = |(table, name)| (table, name, self.chain(table, name, config));
         let chains = CHAINS.map(chain).into_iter();
@@ -48,8 +48,8 @@ impl Shim {
         }
     }
 
-    /// Renders the nat chain KUBE-SERVICES. The chain marks some packets to service addresses for
-    /// masquerading, and accepts all other packets to these addresses.
+    /// Renders the nat chain KUBE-SERVICES, which marks some packets to service addresses for
+    /// masquerading, and accepts all others.
     fn services(&self, config: &Config) -> Vec<Rule> {
         let mut chain = vec![Rule::new(
             [Match::Source(loopback(self.family))],
@@ -82,9 +82,8 @@ impl Shim {
         chain
     }
 
-    /// Returns two rules that accept packets to external IPs. The first rule matches packets whose
-    /// sender is neither a bridged pod nor the node. The second rule matches packets whose
-    /// destination is local.
+    /// Returns two rules that accept packets to external IPs: those whose sender is neither a
+    /// bridged pod nor the node, and those whose destination is local.
     fn accept_external(&self, set: Set) -> [Rule; 2] {
         let to_set = || {
             let comment = Match::comment(set.comment());
@@ -97,7 +96,7 @@ impl Shim {
         ]
     }
 
-    /// Renders the nat chain KUBE-POSTROUTING. The chain masquerades marked packets, and packets of
+    /// Renders the nat chain KUBE-POSTROUTING, which masquerades marked packets, and packets of
     /// pods that connect to themselves through a Service.
     pub(super) fn postrouting(&self, config: &Config) -> Vec<Rule> {
         let hairpin = Target::Masquerade(SourcePort::Kept);
@@ -149,8 +148,8 @@ impl Shim {
         chain
     }
 
-    /// Renders the filter chain KUBE-IPVS-FILTER. Service addresses are local, so packets to a port
-    /// without a Service would otherwise reach the node's own processes
+    /// Renders the filter chain KUBE-IPVS-FILTER. Service addresses are local, so without this
+    /// chain, packets to a port without a Service would reach the node's own processes
     /// (kubernetes/kubernetes#72236).
     fn access_filter(&self, config: &Config) -> Vec<Rule> {
         let exposed = [
@@ -171,8 +170,8 @@ impl Shim {
         chain
     }
 
-    /// Renders the filter chain KUBE-IPVS-OUT-FILTER. With `--ipvs-semantics=exact` the chain is
-    /// empty, because other rules check source ranges before IPVS.
+    /// Renders the filter chain KUBE-IPVS-OUT-FILTER. With `--ipvs-semantics=exact` it is empty,
+    /// because rules before IPVS check source ranges.
     pub(super) fn out_filter(&self, config: &Config) -> Vec<Rule> {
         if config.semantics.is_exact() {
             return Vec::new();

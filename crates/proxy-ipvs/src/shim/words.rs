@@ -1,4 +1,4 @@
-//! Clauses of the shim's nftables rules, written with [`Line`].
+//! Clauses of the shim's nftables rules, built with [`Line`].
 
 use ipnet::IpNet;
 use iptables::SourcePort;
@@ -6,13 +6,13 @@ use kube_rules::nft::{DESTINATION, Field, Line, SOURCE, Sense, Side};
 use nftables_netlink::{Expression, Name, Verdict};
 use proxy::{IpFamily, LocalDetector, Protocol};
 
-/// Key fields for look-ups in sets. `TO` is destination, protocol and port. `FROM_TO` is the
-/// source, followed by the fields of `TO`.
+/// Key fields of a set look-up. `TO`: destination, protocol, port. `FROM_TO`: the same after the
+/// source.
 pub(super) use kube_rules::nft::{ADDRESS_AND_PORT as TO, CONNECTION as FROM_TO};
 
-/// Key fields for look-ups in sets: source, protocol and destination port.
+/// Key fields of a set look-up: source, protocol, destination port.
 pub(super) const BY_SOURCE: &[Field] = &[SOURCE, Field::Protocol, Field::Port];
-/// Key fields for look-ups in sets: destination, protocol, port and source.
+/// Key fields of a set look-up: destination, protocol, port, source.
 pub(super) const TO_FROM: &[Field] = &[DESTINATION, Field::Protocol, Field::Port, SOURCE];
 
 pub(super) type Clause = Vec<Expression>;
@@ -21,13 +21,13 @@ fn clause(family: IpFamily, write: impl FnOnce(Line) -> Line) -> Clause {
     write(Line::new(family)).rule().expressions
 }
 
-/// Returns a clause that is written in the same way for IPv4 and IPv6.
+/// Returns a clause that is the same for IPv4 and IPv6.
 fn any(write: impl FnOnce(Line) -> Line) -> Clause {
     clause(IpFamily::V4, write)
 }
 
-/// Matches packets whose fields are in a set, or are not in the set, depending on `sense`. Example:
-/// `ip daddr . meta l4proto . th dport @SET`.
+/// Matches packets whose fields are in a set or, depending on `sense`, not in it: `ip daddr . meta
+/// l4proto . th dport @SET`.
 pub(super) fn in_set(family: IpFamily, fields: &[Field], set: Name, sense: Sense) -> Clause {
     clause(family, |line| line.in_set(fields, sense, set))
 }
@@ -38,7 +38,7 @@ pub(super) fn address_in_set(family: IpFamily, set: Name) -> Clause {
 }
 
 /// Matches packets whose destination and source prefix are in a set: `… . ip saddr & 255.255.0.0
-/// @SET`. Looks up only the first `prefix` bits of the source address.
+/// @SET`. The look-up uses the first `prefix` bits of the source address.
 pub(super) fn in_set_by_prefix(family: IpFamily, prefix: u8, set: Name) -> Clause {
     clause(family, |line| line.in_set_of_nets(TO_FROM, prefix, set))
 }
@@ -51,8 +51,8 @@ pub(super) fn port_in_set(protocol: Protocol, set: Name) -> Clause {
     })
 }
 
-/// Matches packets whose destination port is not in a set: `th dport != @SET`. An earlier clause of
-/// the rule must match the protocol.
+/// Matches packets whose destination port is not in a set: `th dport != @SET`. An earlier clause
+/// must match the protocol.
 pub(super) fn port_not_in_set(set: Name) -> Clause {
     any(|line| line.in_set(&[Field::Port], Sense::IsNot, set))
 }
@@ -75,13 +75,13 @@ pub(super) fn echo_request(family: IpFamily) -> Clause {
     clause(family, Line::echo_request)
 }
 
-/// Matches packets that do not come from this node's pods.
+/// Matches packets that do not come from a pod of this node.
 pub(super) fn not_local(family: IpFamily, detector: &LocalDetector) -> Clause {
     let line = Line::new(family).pod_traffic(Sense::IsNot, detector);
     line.map_or_else(Vec::new, |line| line.rule().expressions)
 }
 
-/// Matches packets that an interface received: `iifname NAME`.
+/// Matches packets that arrived on an interface: `iifname NAME`.
 pub(super) fn from_interface(name: &str) -> Clause {
     any(|line| line.input_interface(Sense::Is, name))
 }
@@ -91,34 +91,34 @@ pub(super) fn new_flow() -> Clause {
     any(Line::new_connection)
 }
 
-/// Matches packets to local addresses: `fib daddr type local`.
+/// Matches packets to an address of this node: `fib daddr type local`.
 pub(super) fn to_local() -> Clause {
     any(|line| line.of_this_node(Side::Destination))
 }
 
-/// Matches packets that have all bits of a mark: `meta mark & MARK == MARK`.
+/// Matches packets whose mark has all these bits: `meta mark & MARK == MARK`.
 pub(super) fn marked(mark: u32) -> Clause {
     any(|line| line.marked_whole(mark))
 }
 
-/// Sets these bits of the packet mark: `meta mark set meta mark | MARK`.
+/// Sets bits of the packet's mark: `meta mark set meta mark | MARK`.
 pub(super) fn set_mark(mark: u32) -> Clause {
     any(|line| line.set_mark(mark))
 }
 
-/// Sets the packet's mark to the value that a map has for its destination, if any: `meta mark set
+/// Sets the packet's mark to the value of its destination in a map, if there is one: `meta mark set
 /// ip daddr . meta l4proto . th dport map @MAP`.
 pub(super) fn mark_by(family: IpFamily, map: Name) -> Clause {
     clause(family, |line| line.mark_by(TO, map))
 }
 
-/// Restores the mark that a packet had before [`mark_by`], if the packet's present mark is
-/// kube-proxy's own: not 0, and without bits outside `bits`.
+/// Restores the mark from before [`mark_by`] if the present mark is kube-proxy's: not 0, and
+/// without bits outside `bits`.
 pub(super) fn restore_mark(bits: u32) -> Clause {
     any(|line| line.restore_mark(bits))
 }
 
-/// Inverts these bits of the packet mark: `meta mark set meta mark ^ MARK`.
+/// Inverts bits of the packet's mark: `meta mark set meta mark ^ MARK`.
 pub(super) fn flip_mark(mark: u32) -> Clause {
     any(|line| line.flip_mark(mark))
 }

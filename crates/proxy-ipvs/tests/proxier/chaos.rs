@@ -1,8 +1,7 @@
 //! Tests on a slow fake kernel that loses replies, while Services change and another program
-//! damages entries. After any order of events, the final state must equal the state after a fresh
-//! start.
+//! damages entries. After any events, the kernel's entries must be those after a fresh start.
 //!
-//! The seed determines only the events. Each run differs, because several threads run in parallel.
+//! The seed determines the events, but runs differ, because several threads run in parallel.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -22,12 +21,12 @@ use proxy_ipvs::{
 
 use super::*;
 
-/// Number of simulated nodes, each with its own seed.
+/// Number of simulated nodes, each with a seed of its own.
 const SEEDS: u64 = 20;
-/// Number of events on each node.
+/// Number of events on each simulated node.
 const MOMENTS: u32 = 150;
 
-/// Random number generator that several threads share.
+/// A random number generator that several threads share.
 #[derive(Clone)]
 struct Shared(Arc<Mutex<Chance>>);
 
@@ -49,7 +48,7 @@ impl Shared {
     }
 }
 
-/// Fake kernel in which each call takes a random time.
+/// A fake kernel in which each call takes a random time.
 struct DelayedKernel(FakeKernel, Shared);
 
 impl DelayedKernel {
@@ -59,7 +58,7 @@ impl DelayedKernel {
         }
     }
 
-    /// Reads from the kernel, with a pause before and after the read.
+    /// Reads from the fake kernel, with a random pause before and after the read.
     fn slowly<T>(&mut self, read: impl FnOnce(&mut FakeKernel) -> T) -> T {
         self.rest();
         let found = read(&mut self.0);
@@ -93,7 +92,7 @@ impl Kernel for DelayedKernel {
         self.0.load_scheduler(name)
     }
 
-    /// Applies a plan in several parts, so that other threads run between the parts.
+    /// Applies a plan in several parts, between which other threads can run.
     fn apply(&mut self, plan: &Plan) -> Vec<Outcome> {
         let mut outcomes = Vec::new();
         let mut rest = plan.ops.as_slice();
@@ -142,7 +141,7 @@ fn varied(at: &str, number: u8, chance: &Shared) -> Service {
         port.node_port = Some(30_000 + u16::from(number));
     }
     if chance.is_one_in(3) {
-        // Several Services may claim the same external IP.
+        // Several Services may claim one external IP.
         varied.external_ips = vec![[198, 51, 100, chance.small(4)].into()];
     }
     if chance.is_one_in(4) {
@@ -155,8 +154,8 @@ fn varied(at: &str, number: u8, chance: &Shared) -> Service {
     varied
 }
 
-/// Changes entries as another program would. Then sends the notification that the kernel would
-/// send, if any.
+/// Changes entries as another program would, and sends the kernel's notification about the change,
+/// if there is one.
 fn damage(world: &mut World<DelayedKernel>, chance: &Shared) {
     let told = {
         let mut state = world.kernel.state();
@@ -195,7 +194,7 @@ fn damage(world: &mut World<DelayedKernel>, chance: &Shared) {
     }
 }
 
-/// Runs the daemon's loop without new events until no work is left. Advances the clock only while
+/// Runs the daemon's loop without new events until no work is left. The clock advances only while
 /// no worker thread is busy.
 fn calm_down(world: &mut World<DelayedKernel>, ahead: &mut Duration) {
     let began = Instant::now();
@@ -211,12 +210,12 @@ fn calm_down(world: &mut World<DelayedKernel>, ahead: &mut Duration) {
     }
 }
 
-/// Runs one turn of the daemon's loop. The simulated clock is `ahead` of the real clock.
+/// Runs one turn of the daemon's loop at a simulated time, which is `ahead` of the real time.
 fn go_on(world: &mut World<DelayedKernel>, ahead: Duration) {
     world.go_on_at(Instant::now() + ahead);
 }
 
-/// Returns the state that serves packets: bound addresses, virtual servers, and sets with members.
+/// Returns the entries that serve packets: bound addresses, virtual servers, and sets with members.
 fn serving(snapshot: &Snapshot) -> impl PartialEq + std::fmt::Debug {
     let sets = snapshot
         .sets
@@ -266,7 +265,7 @@ fn with_shim(shim: ShimStyle, seeds: RangeInclusive<u64>) {
         }
         calm_down(&mut world, &mut ahead);
         let told = kernel.state().snapshot.bound.clone();
-        // Checks twice, because some changes by other programs cause no notification.
+        // Two checks, because some changes by other programs cause no notification.
         for _ in 0..2 {
             world.proxier.check(world.now);
             calm_down(&mut world, &mut ahead);

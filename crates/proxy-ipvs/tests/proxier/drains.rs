@@ -1,5 +1,5 @@
 //! Tests of draining on the strict fake kernel: which destinations drain, when the proxier queries
-//! their connections, and what happens if events occur during a drain.
+//! their connections, and the effect of events during a drain.
 #![allow(
     clippy::indexing_slicing,
     reason = "a step names a Service, a virtual server or a pod by its number"
@@ -19,7 +19,7 @@ const WEB: &str = "10.96.0.10:80";
 /// External address and port that two Services claim.
 const SHARED: &str = "198.51.100.7:80";
 
-/// Sets the endpoints of a Service. All endpoints are on another node.
+/// Replaces a Service's endpoints, all of which are on another node.
 fn endpoints(world: &mut World, of: &str, pods: &[&str]) {
     let pods: Vec<String> = pods.iter().map(|pod| format!("{pod}@node2")).collect();
     let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
@@ -59,7 +59,7 @@ fn web(pods: &[&str]) -> World {
     world
 }
 
-/// Creates a Service that claims the shared external address (`SHARED`).
+/// Creates a Service with this cluster IP, which claims the external address `SHARED`.
 fn claimant(world: &mut World, at: &str, cluster_ip: &str) {
     let mut claimant = service(at, cluster_ip, 80);
     claimant.external_ips = vec![ip("198.51.100.7")];
@@ -78,8 +78,8 @@ fn conflict() -> World {
     world
 }
 
-/// Advances the clock to each time at which the proxier is due, as the daemon does. After each
-/// step, calls `each` with the elapsed time and the number of failed writes.
+/// Advances the clock to each time at which the proxier is due, as the daemon does. Calls `each`
+/// after each step, with the elapsed time and the number of failed writes.
 fn pass(world: &mut World, lasting: Duration, mut each: impl FnMut(&World, Duration, usize)) {
     let started = world.now;
     loop {
@@ -95,8 +95,8 @@ fn pass(world: &mut World, lasting: Duration, mut each: impl FnMut(&World, Durat
     }
 }
 
-/// Advances the clock. Returns each time, in milliseconds, at which the proxier queried
-/// connections, with the number of queried virtual servers.
+/// Advances the clock. Returns the times, in ms, at which the proxier queried connections, each
+/// with the number of queried virtual servers.
 fn looks(world: &mut World, lasting: Duration) -> Vec<(u128, usize)> {
     let mut looks = Vec::new();
     pass(world, lasting, |world, since, _| {
@@ -135,7 +135,7 @@ fn a_draining_destination_is_queried_soon_and_then_less_often() {
     );
     assert_eq!(times.len(), 80, "once in eight seconds in the end");
 
-    // The last connection ends. The proxier queries once more, and then has no timer left.
+    // The last connection ends. The proxier queries once more, and then has no timer any more.
     world.kernel.state().connections.clear();
     assert_eq!(looks(&mut world, Duration::from_mins(10)).len(), 1);
     assert_eq!(world.destinations(WEB).unwrap(), ["10.244.2.1:8080=1"]);
@@ -152,8 +152,7 @@ fn a_later_drain_of_the_same_service_is_also_queried_soon() {
     endpoints(&mut world, "default/web", &["10.244.2.1"]);
     let times = looks(&mut world, Duration::from_secs(1));
     assert_eq!(times, [(0, 1), (250, 1), (750, 1)]);
-    // If one of two draining endpoints returns, the proxier does not query the other endpoint
-    // earlier.
+    // One of two draining endpoints returns. The proxier queries the other no earlier than before.
     endpoints(&mut world, "default/web", &["10.244.2.1", "10.244.2.3"]);
     assert_eq!(looks(&mut world, Duration::from_millis(700)), []);
 }
@@ -170,7 +169,7 @@ fn new_endpoints_cause_no_query_of_connections() {
 #[test]
 fn a_service_that_lost_an_address_conflict_drains_no_endpoint() {
     let mut world = conflict();
-    // Changes to the losing Service's endpoints do not affect the shared address.
+    // Changes to the losing Service's endpoints leave the shared address alone.
     for pods in [
         &["10.244.2.2"][..],
         &["10.244.2.2", "10.244.2.3"],
@@ -195,7 +194,7 @@ fn the_next_owner_of_an_address_drains_the_old_destinations() {
         ["10.244.2.1:8080=0", "10.244.2.2:8080=1"]
     );
     // The older Service returns and owns the address again. The newer Service's endpoint drains,
-    // and the older Service's endpoint gets its former weight.
+    // and the older Service's gets its weight back.
     world.open(SHARED, "10.244.2.2", 1);
     claimant(&mut world, "default/old", "10.96.0.1");
     world.sync();
@@ -238,8 +237,8 @@ fn the_endpoints_of_a_deleted_service_do_not_drain() {
     world.wait(Duration::from_mins(1));
     assert_eq!(looks(&mut world, Duration::from_hours(1)), []);
     assert_eq!(world.destinations(WEB), None);
-    // A new virtual server at the same address and port does not inherit the draining destinations
-    // of the deleted virtual server.
+    // A new virtual server at this address and port does not get the deleted one's draining
+    // destinations.
     world.service(service("default/web", "10.96.0.10", 80));
     assert_eq!(looks(&mut world, Duration::from_hours(1)), []);
     assert_eq!(world.destinations(WEB).unwrap(), ["10.244.2.1:8080=1"]);
@@ -257,7 +256,7 @@ fn a_changed_service_keeps_its_drains() {
     world.service(sticky.clone());
     world.sync();
     assert_eq!(world.written(), ["change virtual server 10.96.0.10:80/TCP"]);
-    // Renames the port, which gives the entries another owner.
+    // A new name of the port gives the entries another owner.
     sticky.ports[0].name = "http".into();
     let mut named = slice("default/web", &["10.244.2.1@node2"]);
     named.ports[0].name = "http".into();
@@ -315,8 +314,8 @@ fn a_draining_destination_that_another_program_removed_is_not_created_again() {
     );
     world.open(WEB, "10.244.2.2", 1);
     endpoints(&mut world, "default/web", &["10.244.2.1", "10.244.2.66"]);
-    // Another program removes the draining destination while a failed write of the virtual server
-    // waits for its retry.
+    // While a failed write of the virtual server waits for its retry, another program removes the
+    // draining destination.
     world.sync();
     edit(&world, WEB, |destinations| {
         destinations.retain(|real| real.target != target("10.244.2.2"));
@@ -344,8 +343,8 @@ fn a_refused_destination_does_not_stop_drains_of_the_same_virtual_server() {
     looks(&mut world, Duration::from_mins(2));
     assert_eq!(world.destinations(WEB).unwrap(), ["10.244.2.1:8080=1"]);
     world.work();
-    // The proxier retries the refused destination at growing intervals, even while other
-    // destinations change.
+    // The intervals between retries of the refused destination grow, even while other destinations
+    // change.
     endpoints(
         &mut world,
         "default/web",
@@ -363,7 +362,7 @@ fn a_refused_destination_does_not_stop_drains_of_the_same_virtual_server() {
     assert!((6..=12).contains(&tries), "{tries}");
     assert_eq!(written.len(), 4, "{written:#?}");
     // The kernel refuses the only wanted destination. The old destinations stay until the kernel
-    // accepts this destination.
+    // accepts it.
     endpoints(&mut world, "default/web", &["10.244.2.66"]);
     looks(&mut world, Duration::from_mins(2));
     assert_eq!(
@@ -455,8 +454,8 @@ fn after_a_restart_no_drain_ends_before_the_initial_lists_are_complete() {
         world.model.apply(Event::ListComplete { kind, is_whole });
     }
     tell_slices(&mut world, false);
-    // The connections have ended, and a second endpoint was removed. Both destinations continue to
-    // drain, because one of the lists of objects is incomplete.
+    // The connections have ended, and a second endpoint has disappeared. Both destinations continue
+    // to drain, because a list of objects is incomplete.
     world.kernel.state().connections.clear();
     world.work();
     assert_eq!(looks(&mut world, Duration::from_hours(1)), []);
@@ -477,32 +476,30 @@ fn after_a_restart_no_drain_ends_before_the_initial_lists_are_complete() {
 // ---- event sequences ----
 
 const PODS: [&str; 4] = ["10.244.2.1", "10.244.2.2", "10.244.2.3", "10.244.2.4"];
-/// Names and cluster IPs of two Services, the older first. Both Services claim the external address
+/// Names and cluster IPs of two Services, the older first. Both claim the external address
 /// `SHARED`.
 const SERVICES: [(&str, &str); 2] = [("default/old", "10.96.0.1"), ("default/new", "10.96.0.2")];
 const SERVERS: [&str; 3] = ["10.96.0.1:80", "10.96.0.2:80", SHARED];
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// A Service gets new endpoints. The values are the number of the Service, and a bit mask of
-    /// pods.
+    /// A Service gets new endpoints: number of the Service, and bit mask of pods.
     Endpoints(usize, u8),
     Create(usize),
     Delete(usize),
-    /// A pod gets connections. The values are the numbers of the virtual server and of the pod, and
-    /// the number of connections.
+    /// A pod gets connections: number of the virtual server, number of the pod, and number of
+    /// connections.
     Connections(usize, usize, u32),
-    /// Time passes. The value is in milliseconds.
+    /// Time passes, in ms.
     Wait(u64),
     Resync,
-    /// Another program changes a destination, and a check finds the change. The values are the
-    /// numbers of the virtual server and of the pod, and the new weight.
+    /// Another program changes a destination, and a check finds this: number of the virtual server,
+    /// number of the pod, and new weight.
     Weigh(usize, usize, u16),
-    /// Another program removes a destination, and a check finds the change. The values are the
-    /// numbers of the virtual server and of the pod.
+    /// Another program removes a destination, and a check finds this: number of the virtual server,
+    /// and number of the pod.
     Remove(usize, usize),
-    /// The daemon restarts. The value is true if the lists of objects are complete after the
-    /// restart.
+    /// The daemon restarts. The value is true if its lists of objects are complete afterwards.
     Restart(bool),
     /// All lists of objects become complete.
     Whole,
@@ -526,7 +523,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// State of a random sequence of steps: the API objects, and a node that gets each change.
+/// State of a random sequence of steps: the API objects, and a simulated node that follows them.
 struct Story {
     world: World,
     exists: [bool; 2],
@@ -612,17 +609,17 @@ impl Story {
             Step::Whole => {
                 self.is_whole = true;
                 tell_slices(&mut self.world, true);
-                // Starts a check, as the daemon does when its lists become complete.
+                // A check, as the daemon starts one when its lists become complete.
                 self.world.check();
             }
             Step::LoseAcknowledgements => self.world.kernel.state().lose_acknowledgements = true,
         }
     }
 
-    /// Returns the endpoints of each wanted virtual server.
+    /// Returns the endpoints that each virtual server should have.
     fn wanted(&self) -> BTreeMap<VirtualServerKey, BTreeSet<Target>> {
         let mut wanted = BTreeMap::new();
-        // Inserts the older Service last, because it wins the shared address.
+        // The older Service comes last, because it wins the shared address.
         for of in [1, 0].into_iter().filter(|of| self.exists[*of]) {
             let endpoints: BTreeSet<Target> = self.pods(of).into_iter().map(target).collect();
             wanted.insert(server(SERVERS[of]), endpoints.clone());
@@ -631,7 +628,7 @@ impl Story {
         wanted
     }
 
-    /// Syncs, and checks the writes and the resulting state of the kernel.
+    /// Syncs, and checks the writes and the kernel's entries afterwards.
     fn sync(&mut self) -> Result<(), TestCaseError> {
         let connections = self.world.kernel.state().connections.clone();
         self.world.work();
@@ -681,11 +678,11 @@ impl Story {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Checks three properties:
+    /// Checks three properties after each random step:
     ///
     /// - Endpoints get their weight immediately.
-    /// - Destinations without an endpoint get no new connection and lose no open connection.
-    /// - At the end, no leftover destination and no timer remains.
+    /// - Destinations without an endpoint get no new connection, and lose no open connection.
+    /// - In the end, no leftover destination and no timer remains.
     #[test]
     fn after_any_changes_endpoints_serve_and_removed_destinations_drain(steps in proptest::collection::vec(step(), 1..40)) {
         let mut story = Story::new();

@@ -1,11 +1,11 @@
-//! Tests of changes by other programs while events continue. A check or a kernel notification
-//! reveals the change. The proxier then repairs and reports it.
+//! Tests of other programs' changes, which a drift check or a notification of the kernel reveals,
+//! and which the proxier repairs and reports while events continue.
 
 use proxy::Notice;
 
 use super::*;
 
-/// Runs a check, and returns the writes that repair the found drift.
+/// Runs a drift check. Returns the writes that repair the drift.
 fn check(world: &mut World) -> Vec<String> {
     world.work();
     world.wait(Duration::from_mins(1));
@@ -23,8 +23,8 @@ fn told(drift: &proxy::Drift) -> Vec<(&'static str, usize)> {
 #[test]
 fn each_kind_of_drift_is_found_repaired_and_reported() {
     type Damage = fn(&mut Snapshot) -> bool;
-    /// A change by another program, the write that repairs it, and the number of drifted entries by
-    /// kind.
+    /// A change by another program, the write that repairs it, and the expected number of drifted
+    /// entries by kind.
     type Case = (Damage, &'static str, &'static [(&'static str, usize)]);
     let real = |it: &mut Snapshot| {
         let server = it.servers.get_mut(&server("10.96.0.10:80")).unwrap();
@@ -155,7 +155,7 @@ fn events_during_a_check_are_applied_and_are_not_drift() {
     let mut world = web();
     world.wait(Duration::from_mins(1));
     world.check();
-    // The check's dump was made before all following changes.
+    // The check's dump is older than all following changes.
     world.slice(slice(
         "default/web",
         &["10.244.2.5@node2", "10.244.2.6@node2"],
@@ -186,8 +186,8 @@ fn a_check_of_many_entries_is_split_into_steps() {
     world.work();
     world.wait(Duration::from_mins(1));
     world.check();
-    // The check compares 5,000 virtual servers, 10,000 members and 5,000 addresses, at most 4,096
-    // entries per step.
+    // 5,000 virtual servers, 10,000 set members and 5,000 addresses, in steps of at most 4,096
+    // entries.
     let mut pieces = 0;
     loop {
         world.proxier.proceed(&world.model, world.now);
@@ -202,7 +202,7 @@ fn a_check_of_many_entries_is_split_into_steps() {
 }
 
 #[test]
-fn a_check_compares_the_readable_parts_of_the_kernel_state() {
+fn a_check_compares_the_readable_parts_if_one_part_is_unreadable() {
     let mut world = web();
     for &part in Part::ALL {
         let damaged = || {
@@ -251,7 +251,7 @@ fn a_removed_service_address_is_bound_again_immediately() {
     assert_eq!(world.written(), ["bind 10.96.0.10 to kube-ipvs0"]);
     assert_eq!(told(&synced.drift), [("address", 1)]);
     assert_eq!(world.work().0.dumps, 0, "nothing has to be read");
-    // The kernel also sends a notification if this proxier itself removes an address.
+    // When this proxier removes an address, the kernel sends a notification, too.
     world.delete_service("default/web");
     world.sync();
     world.work();
@@ -322,8 +322,8 @@ fn only_added_or_removed_node_addresses_cause_a_read() {
 
 // ---- changes by other programs without a notification ----
 
-/// Returns a node with one Service and glances: the proxier counts the kernel's virtual servers
-/// every two seconds.
+/// Returns a node with one Service and glances: the proxier asks for the kernel's number of virtual
+/// servers every two seconds.
 fn glancing(family: IpFamily) -> (World, &'static str) {
     let (address, node) = match family {
         IpFamily::V4 => ("10.96.0.10", "192.168.99.10"),
@@ -340,8 +340,7 @@ fn glancing(family: IpFamily) -> (World, &'static str) {
     (world, address)
 }
 
-/// Lets this number of seconds pass. Returns the fake kernel's work and the writes during this
-/// time.
+/// Advances the clock by `seconds`. Returns the fake kernel's work and the writes in this time.
 fn glances(world: &mut World, seconds: u64) -> (Work, Vec<Op>) {
     world.work();
     for _ in 0..seconds {
@@ -357,22 +356,20 @@ fn the_periodic_count_notices_removed_virtual_servers() {
         let (mut world, address) = glancing(family);
         let (work, _) = glances(&mut world, 20);
         assert_eq!((work.glances, work.dumps), (10, 0), "{family}");
-        // When the proxier itself adds or removes virtual servers, the expected number changes,
-        // too.
+        // The expected number follows virtual servers that the proxier itself adds or removes.
         world.service(service("default/other", &format!("{address}1"), 80));
         world.sync();
         assert_eq!(glances(&mut world, 4).0.dumps, 0, "{family}");
         world.kernel.state().snapshot.servers.clear();
         let (work, ops) = glances(&mut world, 3);
-        // The virtual servers are dumped twice: for the check, and by the worker thread that writes
-        // them.
+        // Two dumps: one for the check, one by the worker thread that writes virtual servers.
         assert_eq!((work.dumps, ops.len()), (2, 2), "{family}: {ops:?}");
         assert_eq!(glances(&mut world, 10).0.dumps, 0, "{family}");
     }
 }
 
 #[test]
-fn the_first_periodic_count_notices_earlier_removals() {
+fn the_first_periodic_count_notices_virtual_servers_removed_before_it() {
     for family in IpFamily::ALL {
         let (mut world, _) = glancing(family);
         world.kernel.state().snapshot.servers.clear();
@@ -387,7 +384,7 @@ fn sets_that_read_back_unchanged_are_not_drift() {
     world.kernel.state().snapshot.rules = Some(Rules::default());
     world.wait(Duration::from_mins(1));
     world.check();
-    // The proxier also reads the sets, because a program that flushes the rules may flush the sets,
-    // too.
+    // The proxier reads the sets as well, because a program that flushes the rules may flush the
+    // sets.
     assert_eq!(told(&world.settle().drift), [("chain", 11), ("rule", 29)]);
 }

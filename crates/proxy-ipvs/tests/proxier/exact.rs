@@ -1,5 +1,5 @@
-//! Tests of `--ipvs-semantics=exact`. Rules mark packets from outside the cluster, and an fwmark
-//! virtual server sends these packets only to endpoints on this node.
+//! Tests of `--ipvs-semantics=exact`: rules mark packets from outside the cluster, and an fwmark
+//! virtual server sends them only to endpoints on this node.
 
 use proxy_ipvs::{MarkBits, Semantics, ShimStyle, VirtualServerKey};
 
@@ -23,8 +23,8 @@ fn on_a_node(config: Config) -> World {
     World::with(config, kernel)
 }
 
-/// Returns a Service with a load-balancer address. `is_local` selects `externalTrafficPolicy:
-/// Local`.
+/// Returns a Service with a load-balancer address, with `externalTrafficPolicy: Local` if
+/// `is_local`.
 pub(super) fn exposed(name: &str, number: u8, is_local: bool) -> Service {
     Service {
         kind: proxy::ServiceType::LoadBalancer,
@@ -63,8 +63,8 @@ pub(super) fn marks(world: &World) -> Vec<Member> {
     of.into_iter().flatten().copied().collect()
 }
 
-/// Returns the number of destinations of two virtual servers: first at the load balancer's address,
-/// then of the fwmark virtual server.
+/// Returns the number of destinations of the virtual server at the load balancer's address, and of
+/// the fwmark virtual server.
 pub(super) fn destinations(world: &World) -> [Option<usize>; 2] {
     let family = IpFamily::V4;
     let state = world.kernel.state();
@@ -113,7 +113,7 @@ fn a_restart_keeps_packet_marks_of_services_that_claim_the_same_address() {
         external_ips: vec![[198, 51, 100, 7].into()],
         ..exposed(name, number, true)
     };
-    // The younger Service is compiled first, and loses the external IP.
+    // The younger Service is compiled first, and loses the external IP to the older.
     let services = [claiming("default/a", 10, 2), claiming("default/b", 11, 1)];
     let listed = |mut world: World| {
         for service in &services {
@@ -167,8 +167,7 @@ fn without_a_local_endpoint_packets_from_outside_are_dropped() {
     world.slice(slice("default/web", &["10.244.2.5@node2"]));
     synced(&mut world);
     assert_eq!(drops(&world), 1);
-    // If the Service has no endpoint at all, the proxier writes no rule that drops packets, because
-    // IPVS rejects them.
+    // Without any endpoint, no rule drops packets, because IPVS rejects them.
     world.slice(slice("default/web", &[]));
     synced(&mut world);
     assert_eq!(drops(&world), 0);
@@ -266,7 +265,7 @@ fn switching_from_exact_to_upstream_semantics_removes_the_exact_sets() {
     assert!(sets.clone().count() + 3 == before && !sets.any(|set| set.is_of_exact()));
 }
 
-/// Sets the number of active connections to the local endpoint through the fwmark virtual server.
+/// Sets the number of active connections through the fwmark virtual server to the local endpoint.
 fn open_by_mark(world: &World, count: u32) {
     let family = IpFamily::V4;
     let by_mark = VirtualServerKey::Mark { family, mark: 1 };
@@ -278,7 +277,7 @@ fn open_by_mark(world: &World, count: u32) {
     state.connections.insert((by_mark, target), count);
 }
 
-/// Panics unless the writes that begin with these texts occur in this order.
+/// Panics unless writes that begin with these texts occur in this order.
 pub(super) fn assert_order(writes: &[String], wanted: &[&str]) {
     let at = |begin: &&str| {
         let found = writes.iter().position(|op| op.starts_with(*begin));
@@ -324,8 +323,8 @@ fn a_changed_policy_keeps_connections_through_the_fwmark_virtual_server() {
     synced(&mut world);
     assert_eq!(destinations(&world), [Some(2), Some(1)]);
     world.work();
-    // The Service gets its former mark again, and its connections stay open. The weight rises
-    // before packets are marked. So clients from outside never find only endpoints with weight 0.
+    // The Service gets its mark again, and its connections stay open. The weight rises before
+    // packets are marked, so clients from outside never find only endpoints with weight 0.
     world.service(exposed("default/web", 10, true));
     synced(&mut world);
     assert_order(
@@ -444,8 +443,8 @@ fn one_write_replaces_the_mark_of_an_address_that_passes_to_another_service() {
     );
 }
 
-/// Packets to an address that another Service has won still use the former Service's fwmark virtual
-/// server, until the address's mark is removed.
+/// Packets to an address that another Service has won use the former Service's fwmark virtual
+/// server until the address's mark is removed.
 #[test]
 fn a_former_service_keeps_its_last_endpoint_until_its_lost_address_has_no_mark() {
     let mut world = on_a_node(config(MarkBits::DEFAULT));
@@ -500,7 +499,8 @@ fn an_fwmark_virtual_server_is_removed_with_its_deleted_service() {
     }
 }
 
-/// The proxier does not know yet that another program has a virtual server at the mark.
+/// The proxier learns only from the kernel's refusal that another program has a virtual server for
+/// the mark.
 #[test]
 fn a_service_gets_another_mark_if_another_programs_virtual_server_has_its_mark() {
     let mut world = on_a_node(config(MarkBits::DEFAULT)).listed();

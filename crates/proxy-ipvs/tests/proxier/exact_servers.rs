@@ -1,12 +1,12 @@
-//! Tests of fwmark virtual servers with `--ipvs-semantics=exact`: session affinity, and a virtual
-//! server that the kernel refuses at first.
+//! Tests of fwmark virtual servers (`--ipvs-semantics=exact`): their session affinity, and one that
+//! the kernel refuses at first.
 
 use proxy_ipvs::{MarkBits, VirtualServerKey};
 
 use super::exact::{assert_order, destinations, exposed, marked, marks, synced, world_of};
 use super::*;
 
-/// Returns scheduler, flags and timeout of the fwmark virtual server. The flags do not include
+/// Returns scheduler, flags and timeout of the fwmark virtual server. The flags lack
 /// [`Properties::OWNED`].
 fn balancing(world: &World) -> (String, u32, u32) {
     let family = IpFamily::V4;

@@ -1,5 +1,5 @@
-//! Tests of `--ipvs-semantics=exact` with each shim: iptables rules with ipsets, or an nftables
-//! table.
+//! Tests of `--ipvs-semantics=exact` with each variant of the shim: iptables rules with ipsets, or
+//! an nftables table.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ fn web(shim: ShimStyle) -> World {
     with_web(World::with(config(shim), kernel))
 }
 
-/// Applies the Services of [`web`], completes all lists of objects, and syncs.
+/// Adds the Services of [`web`] to a node, completes all lists of objects, and syncs.
 fn with_web(mut world: World) -> World {
     world.service(exposed("default/web", 10, true));
     world.slice(slice("default/web", &PAIR));
@@ -63,7 +63,7 @@ fn a_restart_with_the_same_shim_keeps_packet_marks_without_a_write() {
     }
 }
 
-/// Returns a Service with source ranges and the load-balancer address of [`exposed`]'s Service 10.
+/// Returns a Service with source ranges, at the load-balancer address of Service 10 of [`exposed`].
 fn closed(is_local: bool) -> Service {
     Service {
         ingress_ips: vec![ip("192.0.2.10")],
@@ -72,7 +72,7 @@ fn closed(is_local: bool) -> Service {
     }
 }
 
-/// Returns true if the virtual server at the moving address uses the endpoint of [`closed`].
+/// Returns true if the virtual server at the moving address has the endpoint of [`closed`].
 fn serves_closed(kernel: &FakeKernel) -> bool {
     let state = kernel.state();
     let there = state.snapshot.servers.get(&server("192.0.2.10:80"));
@@ -93,7 +93,8 @@ fn a_while(world: &mut World<Slow>) {
     }
 }
 
-/// Starts a node on which `first` serves the moving address. The test can hold its threads.
+/// Starts a node on which `first` has the moving address, and whose worker threads the test can
+/// hold.
 fn on_threads(shim: ShimStyle, first: Service) -> (World<Slow>, HeldParts) {
     let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
     kernel.state().shim = shim;
@@ -110,7 +111,8 @@ fn on_threads(shim: ShimStyle, first: Service) -> (World<Slow>, HeldParts) {
     (world, held)
 }
 
-/// Without these rules, clients that the new Service excludes could connect to its endpoint.
+/// Without the rules for its source ranges, excluded clients could connect to the new Service's
+/// endpoint.
 #[test]
 fn an_address_that_moves_waits_for_the_rules_of_its_source_ranges() {
     let policies = [(false, false), (true, true), (false, true)];
@@ -145,7 +147,7 @@ fn an_address_that_moves_waits_for_the_rules_of_its_source_ranges() {
     }
 }
 
-/// The rules in the kernel still have the firewall, but a write that removes it has begun.
+/// The firewall is still in the kernel's rules, but a write that removes it has begun.
 #[test]
 fn an_address_that_moves_back_waits_although_its_rules_are_not_removed_yet() {
     for shim in SHIMS {
@@ -165,7 +167,7 @@ fn an_address_that_moves_back_waits_although_its_rules_are_not_removed_yet() {
     }
 }
 
-/// The fwmark virtual server stays, because a NodePort uses it.
+/// The fwmark virtual server stays, because a NodePort needs it.
 #[test]
 fn the_firewall_of_a_moved_address_stays_until_its_mark_is_removed() {
     for shim in SHIMS {
@@ -221,7 +223,7 @@ fn a_mark_that_another_program_wrote_is_replaced_by_the_services_mark() {
 fn rules_of_exact_semantics_exist_only_while_a_set_has_members() {
     for shim in [ShimStyle::Upstream, ShimStyle::Lean] {
         let mut world = web(shim);
-        // One rule marks packets, and another rule exempts the node's own packets.
+        // One rule marks packets, another exempts the node's own packets.
         assert_eq!(early_rules(&world), 2);
         let order = world.written();
         let at = |begin: &str| order.iter().position(|op| op.starts_with(begin)).unwrap();
@@ -229,7 +231,7 @@ fn rules_of_exact_semantics_exist_only_while_a_set_has_members() {
         assert!(
             at("add 192.0.2.10,tcp:80,0x1 to set") < rules.unwrap() || rules == Some(at("write "))
         );
-        // If this node has no endpoint, a third rule drops packets from clients outside the
+        // Without an endpoint on this node, a third rule drops packets from clients outside the
         // cluster.
         world.slice(slice("default/web", &["10.244.2.5@node2"]));
         synced(&mut world);
@@ -240,7 +242,7 @@ fn rules_of_exact_semantics_exist_only_while_a_set_has_members() {
     }
 }
 
-/// Changes the shim of a node: its present sets and rules become those of a former shim.
+/// Turns a node's present sets and rules into those of a former shim.
 fn change_shim(world: &World, to: ShimStyle) {
     let mut state = world.kernel.state();
     state.shim = to;
@@ -255,7 +257,7 @@ fn change_shim(world: &World, to: ShimStyle) {
     state.snapshot.leftovers = Some(places.collect());
 }
 
-/// The rules of the former shim neither mark nor masquerade packets to a new Service.
+/// The former shim's rules neither mark nor masquerade packets to a new Service.
 #[test]
 fn after_a_change_of_the_shim_new_addresses_wait_for_the_new_rules() {
     let world = web(ShimStyle::Upstream);
@@ -315,9 +317,8 @@ fn a_change_to_upstreams_semantics_removes_early_rules_and_marks() {
     }
 }
 
-/// After a change of `--ipvs-shim`, the rules of the former shim mark packets from outside until
-/// the proxier removes these rules. Until then, the fwmark virtual server must accept new
-/// connections.
+/// After a change of `--ipvs-shim`, the former shim's rules mark packets from outside until they
+/// are removed. Until then, the fwmark virtual server must accept new connections.
 #[test]
 fn rules_of_a_former_shim_are_removed_before_its_fwmark_virtual_servers_drain() {
     for (from, to, removal) in [

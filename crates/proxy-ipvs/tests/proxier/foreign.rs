@@ -1,4 +1,4 @@
-//! Tests of virtual servers that other programs created at addresses and ports that Services want.
+//! Tests of other programs' virtual servers at addresses and ports that Services want.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use proxy::{Mode as _, Protocol, Service, Target};
 
 const TAKEN: &str = "192.0.2.10:80";
 
-/// Returns a virtual server as keepalived creates it, with two destinations.
+/// Returns a virtual server with two destinations, as keepalived creates it.
 fn of_keepalived() -> VirtualServer {
     let real = |at: &str| RealServer {
         target: Target {
@@ -48,7 +48,7 @@ fn external() -> Service {
     }
 }
 
-/// Starts a daemon on this kernel, with one Service.
+/// Starts a daemon with one Service on this fake kernel.
 fn started(kernel: FakeKernel, of: Service) -> World {
     let mut world = World::with(Config::default(), kernel).listed();
     world.service(of);
@@ -61,8 +61,8 @@ fn is_untouched(world: &World, at: &str) -> bool {
     state.snapshot.servers.get(&server(at)) == Some(&of_keepalived())
 }
 
-/// Returns true if the evidence shows that a kube-proxy created the virtual server. A kube-proxy
-/// then adopts the virtual server at its start, and removes it in a cleanup.
+/// Returns true if the kernel's entries show that a kube-proxy created the virtual server. A
+/// kube-proxy would then adopt it at its start, and remove it in a cleanup.
 fn is_said_ours(world: &World, at: &str) -> bool {
     world.kernel.state().snapshot.says_ours(&server(at))
 }
@@ -89,8 +89,8 @@ fn another_programs_virtual_server_stays_unchanged_and_is_reported() {
         let mut sets = state.snapshot.sets.values();
         assert!(!sets.any(|members| members.contains(&named)));
     }
-    // The other program's virtual server stays the same after checks, after a restart, and after
-    // the deletion of the Service.
+    // The other program's virtual server stays the same after checks, a restart, and the deletion
+    // of the Service.
     world.wait(Duration::from_secs(30));
     world.check();
     assert!(world.sync().foreign.is_empty(), "told once");
@@ -104,9 +104,8 @@ fn another_programs_virtual_server_stays_unchanged_and_is_reported() {
     assert_eq!(world.kernel.state().snapshot.servers.len(), 1);
 }
 
-/// A node stays healthy if it lacks virtual servers only because other programs have virtual
-/// servers at the same addresses and ports. The node becomes unhealthy if the kernel refuses any
-/// other virtual server.
+/// A node stays healthy if it lacks only virtual servers at other programs' addresses and ports. It
+/// becomes unhealthy if the kernel refuses any other virtual server.
 #[test]
 fn virtual_servers_of_other_programs_do_not_make_the_node_unhealthy() {
     let only = "10.96.0.10:80";
@@ -136,8 +135,8 @@ fn virtual_servers_of_other_programs_do_not_make_the_node_unhealthy() {
     assert_eq!(world.proxier.standing().stuck_since, None);
 }
 
-/// If the kernel refuses the only destination, the virtual server refuses connections.
-/// Nevertheless, the node stays healthy.
+/// A virtual server whose only destination the kernel refuses rejects connections. The node stays
+/// healthy anyway.
 #[test]
 fn refused_destinations_do_not_make_the_node_unhealthy() {
     let kernel = kernel();
@@ -249,8 +248,7 @@ fn a_virtual_server_of_a_kube_proxy_is_recognized_by_its_endpoints() {
     assert!(touched.is_empty(), "{touched:?}");
 }
 
-/// No set contains fwmark virtual servers, so only the ownership flag shows who owns such a virtual
-/// server.
+/// No set contains fwmark virtual servers, so only the ownership flag shows who created one.
 #[test]
 fn an_fwmark_virtual_server_without_the_ownership_flag_is_foreign() {
     let kernel = kernel();
@@ -285,8 +283,8 @@ fn an_fwmark_virtual_server_without_the_ownership_flag_is_foreign() {
             .collect::<Vec<_>>()
     };
     assert_eq!(marks(&world), [(of(7), of_keepalived())]);
-    // The periodic count includes the other program's fwmark virtual server, so the count does not
-    // suggest that a virtual server is missing.
+    // The periodic count includes the other program's fwmark virtual server, so none seems to be
+    // missing.
     world.kernel.take_work();
     for _ in 0..5 {
         world.wait(Duration::from_secs(2));
@@ -294,7 +292,7 @@ fn an_fwmark_virtual_server_without_the_ownership_flag_is_foreign() {
     }
     let (work, _) = world.kernel.take_work();
     assert_eq!((work.glances, work.dumps), (5, 0));
-    // An fwmark virtual server with the ownership flag appears, and a check finds it.
+    // An fwmark virtual server with the ownership flag appears, and a drift check finds it.
     let mut state = world.kernel.state();
     state.snapshot.servers.insert(of(9), ours());
     drop(state);

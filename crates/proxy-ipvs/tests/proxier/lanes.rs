@@ -1,4 +1,4 @@
-//! Tests of a part of the kernel that hangs, is slow, or cannot be read. Work that does not need
+//! Tests of a part of the kernel that hangs, is slow, or cannot be read: work that does not need
 //! this part must not wait.
 
 use std::sync::Arc;
@@ -25,7 +25,7 @@ fn kernel() -> FakeKernel {
     FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")])
 }
 
-/// Returns a node that serves `default/web`. The test can hold the node's worker threads.
+/// Returns a node that serves `default/web`, and whose worker threads the test can hold.
 fn serving() -> (World<Slow>, HeldParts) {
     let held: HeldParts = Arc::default();
     let mut world = World::threaded(Config::default(), kernel(), &held);
@@ -53,7 +53,7 @@ const SOON: Duration = Duration::from_millis(500);
 fn slow_rules_and_addresses_do_not_delay_endpoints() {
     let (mut world, held) = serving();
     hold(&held, &[Part::Rules, Part::Addresses]);
-    // This Service is the first with an external address, so the rules must change for it.
+    // The first Service with an external address needs new rules.
     world.service(external("default/out", "10.96.0.11", "198.51.100.7"));
     world.slice(slice("default/out", &PAIR));
     world.until("the cluster's address", serves("10.96.0.11:80", 2));
@@ -65,7 +65,7 @@ fn slow_rules_and_addresses_do_not_delay_endpoints() {
         longest = longest.max(world.until("a change", serves("10.96.0.10:80", count)));
     }
     assert!(longest < SOON, "{longest:?}");
-    // The virtual server waits for the rules: without them, endpoints on other nodes would reply to
+    // The virtual server waits for the rules. Without them, endpoints on other nodes would reply to
     // external clients directly.
     assert!(!serves("198.51.100.7:80", 2)(&world.kernel));
     hold(&held, &[]);
@@ -95,14 +95,14 @@ fn an_address_is_bound_only_after_the_weights_of_removed_endpoints_are_0() {
     let (mut world, held) = serving();
     held.lock().unwrap().insert(WRITTEN);
     lose_address_and_endpoint(&mut world);
-    // The kernel has lowered the weights, but the daemon has not received the replies yet.
+    // The kernel has lowered the weights, but the daemon has no replies yet.
     world.until("the new endpoint", serves("10.96.0.10:80", 3));
     for _ in 0..50 {
         world.go_on();
         std::thread::sleep(Duration::from_millis(1));
     }
     let was_bound = is_bound(&world.kernel);
-    // Releases the worker threads before the test can fail.
+    // Releases the worker threads first, because a failed assertion would leave them waiting.
     hold(&held, &[]);
     assert!(!was_bound);
     world.until("the address", is_bound);
@@ -142,7 +142,7 @@ fn the_first_virtual_server_waits_for_rules_for_a_limited_time() {
     world.until("the other", serves("198.51.100.7:80", 0));
 }
 
-/// Without the rules for the Service's source ranges, any client could use the address.
+/// Without the rules for the Service's source ranges, any client could use its address.
 #[test]
 fn an_address_is_not_served_before_the_rules_for_its_source_ranges() {
     let mut world = web();
@@ -174,7 +174,7 @@ fn an_address_is_not_served_before_the_rules_for_its_source_ranges() {
     assert!(world.destinations("203.0.113.10:80").is_some());
 }
 
-/// The rules must not drop packets to a Service that no longer has source ranges.
+/// New rules must not drop packets to a Service that has no source ranges any more.
 #[test]
 fn rules_wait_until_the_set_members_of_former_source_ranges_are_removed() {
     let mut world = World::new();
@@ -186,7 +186,7 @@ fn rules_wait_until_the_set_members_of_former_source_ranges_are_removed() {
     }
     let mut world = world.listed();
     assert_eq!(world.sync().pending, 0);
-    // Another program removes all rules.
+    // Another program has removed all rules.
     world.kernel.state().snapshot.rules = Some(Rules::default());
     let held: HeldParts = Arc::default();
     let mut world = World::threaded(Config::default(), world.kernel, &held);
@@ -218,8 +218,8 @@ fn kernel_state_that_is_unreadable_at_the_start_blocks_only_dependent_entries() 
     for &part in Part::ALL {
         let left = web();
         {
-            // Adds two virtual servers to the kernel: one of a Service that no longer exists, and
-            // one of another program.
+            // Two virtual servers exist: of a Service that no longer exists, and of another
+            // program.
             let mut state = left.kernel.state();
             let there = state.snapshot.servers[&server("10.96.0.10:80")].clone();
             let servers = &mut state.snapshot.servers;
@@ -240,7 +240,7 @@ fn kernel_state_that_is_unreadable_at_the_start_blocks_only_dependent_entries() 
         world.work();
         let synced = world.sync();
         assert_eq!(synced.unreadable[0].part, part.name());
-        // Waits 500 ms, the longest time that new virtual servers wait for rules.
+        // 500 ms is the longest time that new virtual servers wait for rules.
         world.wait(Duration::from_millis(500));
         assert!(world.settle().stuck.is_some(), "{part:?}");
         let written = world.written();
@@ -255,7 +255,7 @@ fn kernel_state_that_is_unreadable_at_the_start_blocks_only_dependent_entries() 
             has_evidence,
             "{part:?}: {written:?}"
         );
-        // One second later, the proxier reads this part of the kernel again without any event, and
+        // One second later, the proxier reads this part of the kernel again without an event, and
         // the failure ends.
         world.kernel.state().unreadable.clear();
         world.wait(Duration::from_secs(1));
@@ -273,7 +273,7 @@ fn kernel_state_that_is_unreadable_at_the_start_blocks_only_dependent_entries() 
 }
 
 #[test]
-fn kernel_state_that_becomes_unreadable_blocks_no_change() {
+fn a_part_of_the_kernel_that_becomes_unreadable_blocks_no_change() {
     for &part in Part::ALL {
         let mut world = web();
         let unreadable = (part.name(), "interrupted".to_owned());
@@ -317,8 +317,7 @@ fn the_api_server_and_dns_are_reachable_first() {
     for address in ["10.96.0.1", "10.96.0.53"] {
         let bound = position(&Op::BindAddress(ip(address)));
         let before = ops[..bound].iter().filter(adds).count();
-        // On a machine with one processor, the kernel may get some destinations of other Services
-        // first.
+        // With one processor, the kernel may get some destinations of other Services first.
         assert!(before <= 32_768 + 100, "{address} after {before}");
     }
     let binds = ops.iter().filter_map(|op| match op {
@@ -329,17 +328,16 @@ fn the_api_server_and_dns_are_reachable_first() {
     assert_eq!(first, [ip("10.96.0.1"), ip("10.96.0.53")]);
 }
 
-/// Returns the number of writes that precede the first destination of the virtual server at this
-/// address.
+/// Returns the number of writes before the first destination of the virtual server at this address.
 fn before_destination_of(address: &str, ops: &[Op]) -> usize {
     let is_it = |op: &Op| matches!(op, Op::AddDestination(key, _) if key.address().unwrap().address == ip(address));
     ops.iter().position(is_it).unwrap()
 }
 
 #[test]
-fn a_change_does_not_wait_for_a_very_large_service() {
+fn a_change_to_a_service_does_not_wait_for_a_very_large_other_service() {
     let mut world = World::new();
-    // This Service's address sorts after all addresses of the very large Service.
+    // The address of this Service sorts after all addresses of the very large Service.
     world.service(service("default/web", "203.0.113.10", 80));
     world.slice(slice("default/web", &["10.244.9.1@node2"]));
     let mut large = service("tenant/large", "10.96.0.9", 80);
@@ -366,7 +364,7 @@ fn a_change_does_not_wait_for_a_very_large_service() {
 #[test]
 fn a_change_does_not_wait_for_many_services_of_another_namespace() {
     let mut world = World::new();
-    // This Service's address sorts after all addresses of the other Services.
+    // The address of this Service sorts after all addresses of the other Services.
     world.service(service("default/web", "203.0.113.10", 80));
     world.slice(slice("default/web", &["10.244.9.1@node2"]));
     let mut world = world.listed();
@@ -390,7 +388,7 @@ fn a_change_does_not_wait_for_many_services_of_another_namespace() {
 
 // ---- a node whose addresses are not known yet ----
 
-/// Returns a node with two addresses that serves a NodePort at both addresses.
+/// Returns a node with two addresses, with a Service whose NodePort is served at both.
 fn exposed() -> World {
     let addresses = ["192.168.99.10", "192.168.99.11"].map(ip);
     let mut world = World::with(Config::default(), FakeKernel::new(IpFamily::V4, &addresses));
@@ -436,12 +434,12 @@ fn node_ports_stay_unchanged_until_the_node_is_known() {
         assert_eq!(world.sync().pending, 0);
         assert_eq!(world.written(), Vec::<String>::new());
         assert_eq!(node_ports(&world), both);
-        // The virtual servers at both addresses still follow changes of the endpoints.
+        // The virtual servers at both addresses still follow the endpoints.
         world.slice(slice("default/web", &["10.244.2.9@node2"]));
         world.sync();
         let weights = world.destinations("192.168.99.11:30080").unwrap();
         assert_eq!(weights, ["10.244.2.9:8080=1"]);
-        // The proxier now knows the node's addresses.
+        // Now the proxier learns the node's addresses.
         world.node(Node {
             name: NODE.into(),
             addresses: vec![ip("192.168.99.10")],
@@ -454,7 +452,7 @@ fn node_ports_stay_unchanged_until_the_node_is_known() {
     }
 }
 
-/// Upstream kube-proxy does the same, because it reads all addresses of the node in each sync.
+/// Upstream does the same, because it reads all addresses of the node in each sync.
 #[test]
 fn service_addresses_within_nodeport_addresses_serve_node_ports() {
     let mut world = World::new();
@@ -467,7 +465,7 @@ fn service_addresses_within_nodeport_addresses_serve_node_ports() {
     world.sync();
     world.work();
     assert_eq!(node_ports(&world), ["10.96.0.10:30080/TCP"]);
-    // Adds and deletes another Service whose address is in the NodePort network.
+    // Another Service, with an address in the NodePort network, is added and deleted.
     world.service(service("default/other", "10.96.0.20", 80));
     world.slice(slice("default/other", &PAIR));
     world.sync();
@@ -493,7 +491,7 @@ fn service_addresses_within_nodeport_addresses_serve_node_ports() {
 
 // ---- events between a call to the kernel and its reply ----
 
-/// Runs the daemon's loop long enough for a check or repair to start. Returns the reported drift
+/// Runs the daemon's loop long enough for a check or a repair to begin. Returns the reported drift
 /// and the repaired Services.
 fn a_while(world: &mut World<Slow>) -> Vec<String> {
     let mut told = Vec::new();
@@ -593,7 +591,7 @@ fn writes_during_a_check_are_not_drift() {
     world.service(service("default/other", "10.96.0.11", 80));
     world.slice(slice("default/other", &PAIR));
     a_while(&mut world);
-    // The kernel already has the entry, but the test does not let the proxier receive the outcome.
+    // The kernel has the entry, but the test holds back the outcome from the proxier.
     assert!(
         serves("10.96.0.11:80", 2)(&world.kernel) || {
             let state = world.kernel.state();
@@ -608,8 +606,8 @@ fn writes_during_a_check_are_not_drift() {
     assert!(serves("10.96.0.11:80", 2)(&world.kernel));
 }
 
-/// The kernel dumps virtual servers by position. If a virtual server is removed during the dump,
-/// the kernel may skip the next virtual server.
+/// The kernel dumps virtual servers by position. If one is removed during the dump, the kernel may
+/// skip the next one.
 #[test]
 fn a_virtual_server_that_the_kernels_dump_skipped_is_not_created_again() {
     let mut world = web();
@@ -624,7 +622,7 @@ fn a_virtual_server_that_the_kernels_dump_skipped_is_not_created_again() {
 }
 
 /// The node gets an external address of the first Service. The proxier recompiles this Service
-/// before it knows the changes to the other Services.
+/// before it knows of the other Services' changes.
 #[test]
 fn a_released_address_moves_to_its_next_owner_without_removal() {
     const OF_THE_NODE: &str = "203.0.113.9";
@@ -636,15 +634,15 @@ fn a_released_address_moves_to_its_next_owner_without_removal() {
     let (shared, other) = ("203.0.113.1", "203.0.113.2");
     let now = [OF_THE_NODE];
     for (one, two, [two_then, three_then]) in [
-        // The first two Services release the shared address, and the third Service claims the
-        // address at another port.
+        // The first two Services release the shared address, which the third claims at another
+        // port.
         (
             [OF_THE_NODE, shared],
             [shared].as_slice(),
             [[].as_slice(), &[shared]],
         ),
-        // The second Service gets the shared address from the first Service. The third Service gets
-        // the second Service's own address.
+        // The second Service gets the shared address from the first, and the third gets the
+        // second's own address.
         (
             [OF_THE_NODE, shared],
             &[shared, other],

@@ -1,5 +1,5 @@
-//! Measures turns of the daemon's loop with the largest Service that the limits allow. At the same
-//! time, a change to another Service must wait for at most one turn and one plan.
+//! Measures turns of the daemon's loop with the largest Service that the limits allow. Meanwhile, a
+//! change to another Service must wait for at most one turn and one plan.
 
 use std::sync::Arc;
 use std::thread;
@@ -14,7 +14,7 @@ use super::*;
 const PORTS: u16 = 99;
 const EXTERNAL_IPS: u8 = 40;
 const ENDPOINTS: u8 = 24;
-/// Maximum duration of a turn. Changes to other Services wait until the turn ends.
+/// Longest turn of the daemon's loop. Changes to other Services wait until the turn ends.
 const LONGEST: Duration = Duration::from_millis(100);
 
 fn port_name(number: u16) -> Arc<str> {
@@ -37,7 +37,7 @@ fn largest() -> Service {
     }
 }
 
-/// Returns the endpoints of the largest Service. The last endpoint differs in each `turn`.
+/// Returns the endpoints of the largest Service. The last one is different in each `turn`.
 fn endpoints(turn: u8) -> EndpointSlice {
     let hosts = (1..ENDPOINTS).chain([100 + turn]);
     let all: Vec<String> = hosts.map(|host| format!("10.244.2.{host}@node2")).collect();
@@ -53,7 +53,7 @@ fn endpoints(turn: u8) -> EndpointSlice {
     }
 }
 
-/// Runs until no write is pending, and returns the duration of the longest turn.
+/// Runs the daemon's loop until no write is pending. Returns the duration of its longest turn.
 fn longest_turn(world: &mut World<Slow>) -> Duration {
     let mut longest = Duration::ZERO;
     loop {
@@ -70,7 +70,7 @@ fn longest_turn(world: &mut World<Slow>) -> Duration {
 
 #[test]
 #[ignore = "a measurement: cargo test --release -p proxy-ipvs --test proxier -- --ignored --nocapture largest"]
-fn a_turn_takes_under_100_ms_despite_the_largest_service() {
+fn a_turn_of_the_loop_takes_under_100_ms_with_the_largest_service() {
     let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
     let mut world = World::threaded(Config::default(), kernel, &HeldParts::default());
     for number in 0..5_000_u16 {

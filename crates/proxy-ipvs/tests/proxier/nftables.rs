@@ -1,5 +1,5 @@
-//! Tests of the shim (the rules beside IPVS) in nftables. This shim starts no processes. It can
-//! replace a shim in iptables, and a shim in iptables can replace it.
+//! Tests of the nftables shim (the rules beside IPVS): it starts no process, and it and an iptables
+//! shim can replace each other.
 
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ fn web() -> World {
     world
 }
 
-/// Returns the content of our nftables table, one line for each object.
+/// Returns the content of the shim's nftables table, one object per line.
 fn lines(world: &World) -> Vec<String> {
     let rules = world.kernel.state().snapshot.rules.clone().unwrap();
     rules.differences(&Rules::default())
@@ -75,7 +75,7 @@ fn the_nftables_shim_starts_no_program() {
     assert_eq!(world.work(), (expected, Vec::new()));
 }
 
-/// Lists all rules of a shim for a single Service with a cluster IP.
+/// Lists all rules of a shim for one Service with only a cluster IP.
 #[test]
 fn the_nftables_shim_has_few_rules_for_a_cluster_ip() {
     let world = web();
@@ -105,7 +105,7 @@ fn the_nftables_shim_has_few_rules_for_a_cluster_ip() {
     );
 }
 
-/// A rule for a prefix length exists only while a source range has this prefix length.
+/// A rule for a prefix length exists only while a source range has this length.
 #[test]
 fn each_prefix_length_of_source_ranges_has_one_rule() {
     let mut world = web();
@@ -142,7 +142,7 @@ fn each_prefix_length_of_source_ranges_has_one_rule() {
 }
 
 /// The ipsets and iptables rules serve packets until the nftables table does. Until then, the
-/// members of the ipsets also prove ownership of virtual servers.
+/// ipsets' members also prove ownership of virtual servers.
 #[test]
 fn the_iptables_shim_is_removed_after_the_nftables_shim_serves() {
     let kernel = kernel();
@@ -213,7 +213,7 @@ fn the_nftables_mode_is_removed_after_the_nftables_shim_serves() {
     assert!(rules < position(&order, "remove the nftables mode's table"));
 }
 
-/// The ipsets prove ownership of virtual servers, so they must stay as long as the virtual servers
+/// The ipsets prove ownership of virtual servers, so they stay as long as the virtual servers
 /// cannot be read.
 #[test]
 fn ipsets_stay_while_the_virtual_servers_cannot_be_read() {
@@ -272,7 +272,7 @@ fn the_nftables_shim_is_removed_after_the_iptables_shim_serves() {
 
 /// Another program has run `nft flush ruleset`.
 #[test]
-fn a_table_that_another_program_deleted_is_created_again() {
+fn the_shims_nftables_table_is_created_again_after_another_program_deletes_it() {
     let mut world = web();
     let before = lines(&world);
     {
@@ -281,7 +281,7 @@ fn a_table_that_another_program_deleted_is_created_again() {
         state.snapshot.set_sizes.clear();
         state.snapshot.rules = Some(Rules::default());
     }
-    // The kernel notifies the proxier that rules have changed.
+    // The kernel notifies the proxier of changed rules.
     world.proxier.notice(&Notice::Ruleset, world.now);
     assert_eq!(world.sync().pending, 0);
     assert_eq!(lines(&world), before);

@@ -1,11 +1,11 @@
-//! Tests of Services with IPVS options of their own, for example a scheduler.
+//! Tests of the Service annotations for IPVS, such as a Service's own scheduler.
 
 use proxy::options::{MAX_CONNECTIONS, SCHEDULER, SCHEDULER_FLAGS, WEIGHTS};
 use proxy::{EndpointSlice, Node, ServiceOptions};
 
 use super::*;
 
-/// Returns `default/web` with this scheduler, or with the node's scheduler if the name is empty.
+/// Returns `default/web` with this scheduler, or without a scheduler if the name is empty.
 fn with(scheduler: &str) -> Service {
     Service {
         options: ServiceOptions::read([(SCHEDULER, scheduler)].into_iter()),
@@ -28,7 +28,8 @@ fn on(kernel: FakeKernel, scheduler: &str) -> World {
     world.listed()
 }
 
-/// Returns scheduler and flags of the virtual servers of `default/web` and `default/other`.
+/// Returns scheduler and flags of the virtual servers of `default/web` and `default/other`, in this
+/// order.
 fn schedulers(world: &World) -> [(String, u32); 2] {
     let state = world.kernel.state();
     ["10.96.0.10:80", "10.96.0.11:80"].map(|at| {
@@ -56,7 +57,7 @@ fn the_scheduler_annotation_affects_only_its_service() {
     assert_eq!(schedulers(&world), [("sh".to_owned(), 0), rr()]);
     assert_eq!(missing(&world), [""; 0]);
     assert_eq!(world.work().0.scheduler_questions, 1);
-    // With scheduler `mh`, a Service gets the same flag as a node whose scheduler is `mh`.
+    // With scheduler `mh`, a Service gets the flags of a node whose scheduler is `mh`.
     world.service(with("mh"));
     world.sync();
     assert_eq!(
@@ -81,7 +82,7 @@ fn a_changed_scheduler_costs_one_write_of_the_virtual_server() {
         let there = world.destinations("10.96.0.10:80").unwrap();
         assert_eq!(there, ["10.244.1.5:8080=1", "10.244.2.5:8080=1"]);
     }
-    // The proxier does not query the kernel again for a known scheduler.
+    // The proxier does not ask the kernel again for a known scheduler.
     assert_eq!(world.work().0.scheduler_questions, 0);
 }
 
@@ -93,7 +94,7 @@ fn a_restart_adopts_the_scheduler_without_a_probe() {
         world.work();
         let mut world = on(world.kernel, "sh");
         if is_told_early {
-            // Applies the Service before the proxier reads the kernel.
+            // The proxier gets the Service before it reads the kernel.
             let changes = world.model.take_changes();
             world.proxier.update(&world.model, &changes, world.now);
         }
@@ -113,7 +114,7 @@ fn an_invalid_scheduler_falls_back_to_the_nodes_scheduler() {
     assert_eq!(world.work().0.scheduler_questions, 0);
 }
 
-/// Many Services cause only one query for a missing scheduler. Further queries are rare, because
+/// Many Services cause one query for a missing scheduler. Further queries are rare, because
 /// operators rarely install modules.
 #[test]
 fn a_missing_scheduler_costs_one_probe() {
@@ -152,8 +153,8 @@ fn a_missing_scheduler_costs_one_probe() {
     assert_eq!(world.work().1.len(), 61, "each is changed in place");
 }
 
-/// The kernel refuses a scheduler whose probe succeeded. This can happen because the probe reports
-/// success without a test if another program has a virtual server at the probe's address.
+/// The kernel refuses a scheduler whose probe succeeded. This happens if another program has a
+/// virtual server at the probe's address: the probe then reports success without a test.
 #[test]
 fn a_scheduler_that_the_kernel_later_refuses_falls_back_to_the_nodes_scheduler() {
     let mut world = named("sh");
@@ -173,7 +174,7 @@ fn a_scheduler_that_the_kernel_later_refuses_falls_back_to_the_nodes_scheduler()
     );
     assert_eq!(world.written(), [""; 0], "it is as it was");
 
-    // The proxy remembers that the kernel lacks this scheduler, and does not write it for the next
+    // The proxier remembers that the kernel lacks this scheduler, and does not try it for the next
     // Service.
     world.delete_service("default/web");
     world.sync();
@@ -181,7 +182,7 @@ fn a_scheduler_that_the_kernel_later_refuses_falls_back_to_the_nodes_scheduler()
     let report = world.sync();
     assert_eq!((report.pending, report.failures.len()), (0, 0));
     assert_eq!(schedulers(&world), [rr(), rr()]);
-    // No Service requests the scheduler any more, so the proxier no longer reports it as missing.
+    // No Service requests the scheduler any more, so the report no longer names it.
     world.service(with(""));
     world.sync();
     world.wait(Duration::from_mins(6));
@@ -237,7 +238,7 @@ fn changed_scheduler_flags_cost_one_write_and_affect_no_other_scheduler() {
         ("mh", "none", 0),
         ("mh", "mh-port,mh-fallback", port | fallback),
         ("mh", "", port),
-        // A scheduler ignores flags that are meant for other schedulers.
+        // A scheduler ignores the flags of other schedulers.
         ("sh", "mh-port", 0),
         ("sh", "sh-port,sh-fallback", port | fallback),
         ("rr", "sh-port", 0),
@@ -247,8 +248,7 @@ fn changed_scheduler_flags_cost_one_write_and_affect_no_other_scheduler() {
             (SCHEDULER_FLAGS, flags),
         ]));
         assert_eq!(world.sync().pending, 0);
-        // Syncs a second time, because the proxier first queries the kernel for an unknown
-        // scheduler.
+        // Syncs twice, because the proxier first asks the kernel for an unknown scheduler.
         world.sync();
         assert_eq!(schedulers(&world)[0], (scheduler.to_owned(), wanted));
         let written = world.written();
@@ -290,7 +290,7 @@ fn a_limit_of_connections_changes_each_destination_in_place() {
         world.written(),
         [set("10.244.1.5", limit), set("10.244.2.5", limit)]
     );
-    // An endpoint that drains and then returns gets its connection limit again.
+    // An endpoint that drained and returns gets its connection limit again.
     world.open("10.96.0.10:80", "10.244.2.5", 1);
     world.slice(slice("default/web", &PAIR[..1]));
     world.sync();
@@ -315,7 +315,7 @@ fn a_limit_of_connections_changes_each_destination_in_place() {
 }
 
 /// Starts a node with this name on an empty kernel. Returns the node, and the endpoints of
-/// `default/web` in the order in which the proxier added their destinations.
+/// `default/web` in the order in which their destinations were added.
 fn added_on(node: &str, scheduler: &str, endpoints: u8) -> (World, Vec<String>) {
     let mut world = World::new();
     world.restart_on(NodeFacts::new(IpFamily::V4, node));
@@ -344,7 +344,7 @@ fn each_node_adds_endpoints_in_its_own_order_unless_the_scheduler_hashes() {
         one.0.destinations("10.96.0.10:80"),
         other.0.destinations("10.96.0.10:80")
     );
-    // With several plans, the proxier adds destinations in the same order as with a single plan.
+    // Several plans add destinations in the same order as one plan.
     let (mut world, all) = added_on("one", "rr", 250);
     assert_eq!(all.len(), 250);
     let few: Vec<_> = all.into_iter().filter(|op| one.1.contains(op)).collect();
@@ -353,8 +353,7 @@ fn each_node_adds_endpoints_in_its_own_order_unless_the_scheduler_hashes() {
     let (_, hashed) = added_on("one", "mh", 20);
     assert_eq!(hashed, added_on("other", "mh", 20).1);
 
-    // A restarted daemon finds all destinations and writes none, even if the node's name has
-    // changed.
+    // A restarted daemon finds all destinations and writes none, even under another node name.
     let mut restarted = World::new();
     std::mem::swap(&mut restarted.model, &mut world.model);
     restarted.kernel = world.kernel.clone();
@@ -364,7 +363,7 @@ fn each_node_adds_endpoints_in_its_own_order_unless_the_scheduler_hashes() {
     assert_eq!(world.written(), [""; 0]);
 }
 
-/// Returns an EndpointSlice with these endpoints, each in the format `ADDRESS@NODE@ZONE`.
+/// Returns an EndpointSlice with these endpoints, each written as `ADDRESS@NODE@ZONE`.
 fn zoned(endpoints: &[&str]) -> EndpointSlice {
     let split = endpoints.iter().map(|text| text.rsplit_once('@').unwrap());
     let (placed, zones): (Vec<&str>, Vec<&str>) = split.unzip();
@@ -420,12 +419,11 @@ fn weights_depend_on_node_and_zone_and_change_destinations_in_place() {
     );
     assert_eq!(weights(&mut world, "wrr", "zone=2"), [2, 2, 1]);
     assert_eq!(weights(&mut world, "wlc", "local=4"), [4, 1, 1]);
-    // Scheduler `rr` ignores weights. An invalid value of the option has the same effect as no
-    // value.
+    // Scheduler `rr` ignores weights. An invalid annotation counts as absent.
     assert_eq!(weights(&mut world, "rr", "local=4"), [1, 1, 1]);
     assert_eq!(weights(&mut world, "wrr", "local=101"), [1, 1, 1]);
 
-    // The node moves to another zone. Then an endpoint drains, with weight 0.
+    // The node moves to another zone. Then an endpoint drains at weight 0.
     assert_eq!(weights(&mut world, "wrr", "zone=3"), [3, 3, 1]);
     world.node(in_zone("b"));
     world.slice(zoned(&["10.244.1.5@node1@b", "10.244.3.5@node3@b"]));

@@ -1,4 +1,4 @@
-//! Tests of `--ipvs-vip-mode=range`, in which a single local route makes each network of service
+//! Tests of `--ipvs-vip-mode=range`, in which one local route makes a whole network of service
 //! addresses local.
 
 use ipnet::IpNet;
@@ -20,7 +20,7 @@ fn net(text: &str) -> IpNet {
     text.parse().unwrap()
 }
 
-/// Gives the proxier a complete list of these ServiceCIDRs.
+/// Gives the proxier these ServiceCIDRs, as a complete list.
 fn list_cidrs(world: &mut World, nets: &[&str]) {
     let kind = Kind::ServiceCidr;
     world.model.apply(Event::ListStarted(kind));
@@ -34,8 +34,8 @@ fn list_cidrs(world: &mut World, nets: &[&str]) {
     });
 }
 
-/// Creates a node with two Services whose cluster IPs are in the range. One of the Services also
-/// has a load balancer's address.
+/// Creates a node with two Services whose cluster IPs are in the range. One of them has a
+/// load-balancer address as well.
 fn world_on(kernel: FakeKernel) -> World {
     with_services(World::with(config(), kernel))
 }
@@ -91,7 +91,7 @@ fn the_route_of_a_service_range_is_written_after_virtual_servers_and_rules() {
         assert!(position(&written, &format!("add virtual server {server}/TCP")) < range);
     }
     assert_eq!(bound(&world), ["192.0.2.20"], "outside of the range");
-    // A new Service whose address is in the range needs no address on the link.
+    // A new Service with an address in the range needs no address on the link.
     world.service(service("default/new", "10.97.0.1", 80));
     world.slice(slice("default/new", &PAIR));
     let report = world.sync();
@@ -110,7 +110,7 @@ fn a_restart_before_the_service_cidrs_are_known_writes_nothing() {
     let mut world = with_services(world.restarted(config()));
     assert_eq!(world.sync().pending, 0);
     assert_eq!(world.written(), [""; 0]);
-    // When the ServiceCIDRs become known, they cause no write, either.
+    // The ServiceCIDRs, once known, cause no write either.
     list_cidrs(&mut world, &[NET]);
     assert_eq!(world.sync().pending, 0);
     assert_eq!(world.written(), [""; 0]);
@@ -127,7 +127,7 @@ fn the_route_of_an_unwanted_service_range_stays_until_its_addresses_are_bound() 
     for address in ["10.96.0.10", "10.100.0.11"] {
         assert!(position(&written, &format!("bind {address}")) < removed);
     }
-    // The opposite change is also safe: the addresses stay until the range is local.
+    // The opposite change is safe, too: the addresses stay until the range is local.
     list_cidrs(&mut world, &[NET]);
     assert_eq!(world.sync().pending, 0);
     let written = world.written();
@@ -178,7 +178,7 @@ fn a_change_of_the_vip_mode_keeps_each_address_local() {
         world.written()
     };
     {
-        // Simulates an earlier run with another `--ipvs-vip-mode`, which bound addresses.
+        // An earlier run with another `--ipvs-vip-mode` has bound addresses.
         let mut state = world.kernel.state();
         let there = &mut state.snapshot;
         std::mem::swap(&mut there.bound, &mut there.bound_otherwise);
@@ -256,7 +256,7 @@ fn a_routed_network_inside_the_service_range_splits_the_range() {
     ];
     assert_eq!(ranges(&world), around);
     assert_eq!(bound(&world), ["10.100.0.11", "192.0.2.20"]);
-    // Both routes disappear from the table `main`. The next check detects this.
+    // Both routes disappear from table `main`, which the next check detects.
     world.work();
     world.kernel.state().snapshot.networks.routed.clear();
     world.check();

@@ -1,4 +1,4 @@
-//! Tests of slow start: endpoints that are added to a serving Service begin with a small weight.
+//! Tests of slow start: new endpoints of a serving Service begin with a small weight.
 
 use proxy::ServiceOptions;
 use proxy::options::{SCHEDULER, SLOW_START, WEIGHTS};
@@ -6,7 +6,7 @@ use proxy::options::{SCHEDULER, SLOW_START, WEIGHTS};
 use super::*;
 
 const AT: &str = "10.96.0.10:80";
-/// Three endpoints: both endpoints of `PAIR`, and the endpoint that the tests add.
+/// Three endpoints: those of `PAIR`, and one that the tests add.
 const THREE: [&str; 3] = [PAIR[0], PAIR[1], "10.244.3.5@node3"];
 /// Duration of one step in a slow start of 90 s.
 const STEP: Duration = Duration::from_secs(10);
@@ -22,7 +22,7 @@ fn slowly(scheduler: &str) -> Service {
     annotated(&[(SCHEDULER, scheduler), (SLOW_START, "90s")])
 }
 
-/// Starts a daemon on this kernel, with one Service and its endpoints.
+/// Starts a daemon on this fake kernel, with one Service and its endpoints.
 fn on(kernel: FakeKernel, service: Service, endpoints: &[&str]) -> World {
     let mut world = World::with(Config::default(), kernel);
     world.service(service);
@@ -30,20 +30,20 @@ fn on(kernel: FakeKernel, service: Service, endpoints: &[&str]) -> World {
     world.listed()
 }
 
-/// Starts a node that serves one Service with slow start and two endpoints (`PAIR`).
+/// Starts a node with one Service with slow start, and the two endpoints of `PAIR`.
 fn serving(scheduler: &str) -> World {
     let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
     kernel.state().schedulers.extend(["sed", "nq"]);
     let mut world = on(kernel, slowly(scheduler), &PAIR);
     assert_eq!(world.sync().pending, 0);
-    // Syncs a second time, because the proxier first queries the kernel for the scheduler.
+    // Syncs twice, because the proxier first asks the kernel for the scheduler.
     assert_eq!(world.sync().pending, 0);
     world.work();
     world
 }
 
-/// Adds a third endpoint to a serving Service, and waits until its weight has grown by this number
-/// of steps.
+/// Adds a third endpoint to a serving Service, and waits until its weight has grown by `steps`
+/// steps.
 fn growing(steps: u32) -> World {
     let mut world = serving("wrr");
     world.slice(slice("default/web", &THREE));
@@ -99,7 +99,7 @@ fn a_restart_continues_a_slow_start_from_the_kernels_weight() {
         assert_eq!(weights(&world), [10, 10, 4]);
         let mut world = on(world.kernel, slowly("wrr"), &THREE);
         if is_told_early {
-            // Applies the objects before the proxier reads the kernel.
+            // The proxier gets the objects before it reads the kernel.
             let changes = world.model.take_changes();
             world.proxier.update(&world.model, &changes, world.now);
         }
@@ -112,7 +112,7 @@ fn a_restart_continues_a_slow_start_from_the_kernels_weight() {
         }
         assert!(!world.proxier_due_within(Duration::from_hours(1)));
     }
-    // An endpoint that was added while no daemon ran begins with the lowest weight.
+    // An endpoint that appeared while no daemon ran begins with the lowest weight.
     let mut world = on(serving("wrr").kernel, slowly("wrr"), &THREE);
     world.sync();
     assert_eq!(weights(&world), [10, 10, 1]);
@@ -120,7 +120,7 @@ fn a_restart_continues_a_slow_start_from_the_kernels_weight() {
 
 #[test]
 fn new_endpoints_get_full_weights_immediately_if_no_older_endpoint_serves() {
-    // If a Service begins to serve, all its endpoints are new, so they get their full weights
+    // All endpoints of a Service that begins to serve are new, so they get their full weights
     // immediately.
     let mut world = serving("wrr");
     assert_eq!(weights(&world), [10, 10]);
@@ -130,7 +130,7 @@ fn new_endpoints_get_full_weights_immediately_if_no_older_endpoint_serves() {
     world.sync();
     assert_eq!(world.destinations(AT).unwrap(), ["10.244.3.5:8080=10"]);
 
-    // While the third endpoint's weight grows, the test removes both old endpoints.
+    // Both old endpoints disappear while the third one's weight grows.
     let mut world = growing(4);
     world.slice(slice("default/web", &THREE[2..]));
     world.sync();
@@ -147,8 +147,7 @@ fn a_change_to_the_slow_start_option_changes_weights_in_place_and_immediately() 
         (&plain[..], [4, 1]),
         (&slow, [40, 10]),
         (&plain[..1], [1, 1]),
-        // Scheduler `rr` ignores weights. An invalid value of the option has the same effect as no
-        // value.
+        // Scheduler `rr` ignores weights. An invalid annotation counts as absent.
         (&[(SLOW_START, "5m")], [1, 1]),
         (&[plain[0], (SLOW_START, "5s")], [1, 1]),
         (&slow, [40, 10]),
@@ -160,13 +159,13 @@ fn a_change_to_the_slow_start_option_changes_weights_in_place_and_immediately() 
         assert!(written.iter().all(|op| !op.contains("add")), "{written:?}");
         assert!(!world.proxier_due_within(Duration::from_hours(1)));
     }
-    // If the previous daemon had no slow start, a restart changes the weights immediately.
+    // After a daemon without slow start, a restart changes the weights immediately.
     world.service(annotated(&plain));
     world.sync();
     let mut world = on(world.kernel, annotated(&slow), &PAIR);
     world.sync();
     assert_eq!(weights(&world), [40, 10]);
-    // If the option is removed, a growing endpoint gets its full weight immediately.
+    // Without the option, a growing endpoint immediately gets its full weight.
     let mut world = growing(2);
     world.service(annotated(&plain));
     world.sync();
@@ -189,7 +188,7 @@ fn a_returning_endpoint_keeps_its_connections_and_its_weight_grows_again() {
     world.wait(STEP);
     world.settle();
     assert_eq!(world.written(), [set("10.244.3.5", 2)]);
-    // The endpoint is removed while its weight grows.
+    // The endpoint disappears while its weight grows.
     world.slice(slice("default/web", &PAIR));
     world.sync();
     assert_eq!(world.written(), [set("10.244.3.5", 0)]);
@@ -230,7 +229,7 @@ fn many_slow_starts_share_one_timer() {
         world.slice(slice(&name(number), &PAIR));
     }
     world.sync();
-    // Adds an endpoint to another Service every 200 ms.
+    // Another Service gets an endpoint every 200 ms.
     for number in 0..SERVICES {
         world.slice(slice(&name(number), &THREE));
         world.sync();
@@ -246,8 +245,8 @@ fn many_slow_starts_share_one_timer() {
         writes += world.written().len();
     }
     assert_eq!(writes, usize::from(SERVICES) * 9);
-    // All endpoints are added within 4 s, and rounds are one second apart. So each step takes at
-    // most five rounds.
+    // All endpoints appear within 4 s, and rounds are one second apart. So each step takes at most
+    // five rounds.
     assert!(rounds <= 9 * 5, "{rounds}");
     assert!(world.now - began < Duration::from_secs(95));
 }

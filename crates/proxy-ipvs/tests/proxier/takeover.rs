@@ -1,5 +1,5 @@
 //! Tests of a node that another kube-proxy mode has programmed. The other mode's rules serve
-//! packets until the proxier has written all its entries. Then the proxier removes these rules.
+//! packets until the proxier has written all its entries, and are then removed.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use proxy::{Event, Mode as _, Notice};
 const SAVED: &str = include_str!("../iptables-mode/iptables-save");
 const BESIDE: LeftoverPlace = LeftoverPlace::Beside(Backend::Legacy);
 
-/// Returns a node that upstream's iptables mode serves.
+/// Returns a node with the entries of upstream's iptables mode.
 fn programmed() -> World {
     let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
     {
@@ -145,8 +145,8 @@ fn leftovers_that_packets_cannot_reach_do_not_delay_the_rules() {
     );
 }
 
-/// Packets pass the table of nftables mode before they reach IPVS. Until its removal, this table
-/// serves Services that IPVS does not serve yet.
+/// Packets pass the table of nftables mode before IPVS. Until its removal, it serves Services that
+/// IPVS does not serve yet.
 #[test]
 fn the_nftables_modes_table_is_removed_after_the_first_sync() {
     let addresses = proxy_ipvs::Part::Addresses.name();
@@ -179,7 +179,7 @@ fn the_nftables_modes_table_is_removed_after_the_first_sync() {
                 std::thread::sleep(std::time::Duration::from_millis(1));
             }
             let has_gone = is_gone(&world.kernel);
-            // Releases the worker threads, because otherwise they would never end.
+            // Releases the worker threads, which would otherwise wait forever.
             held.lock().unwrap().clear();
             assert!(!has_gone, "no address is bound");
         }
@@ -188,7 +188,7 @@ fn the_nftables_modes_table_is_removed_after_the_first_sync() {
     }
 }
 
-/// Returns a node that an earlier run with another `--ipvs-vip-mode` has programmed.
+/// Returns a node with the entries of an earlier run with another `--ipvs-vip-mode`.
 fn bound_otherwise() -> World {
     let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
     let mut world = World::with(Config::default(), kernel);
@@ -223,8 +223,8 @@ fn an_address_is_bound_before_its_binding_by_the_previous_vip_mode_is_removed() 
             "bind 10.96.0.10 to kube-ipvs0".to_owned(),
             otherwise("10.96.0.10"),
             otherwise("10.96.0.11"),
-            // The virtual server is ours, because its service address is on the link, as an address
-            // or as a route.
+            // The virtual server is ours, because its address is on the link, as an address or as a
+            // route.
             "remove virtual server 10.96.0.11:80/TCP".to_owned(),
         ]
     );
@@ -232,9 +232,9 @@ fn an_address_is_bound_before_its_binding_by_the_previous_vip_mode_is_removed() 
     assert_eq!((world.sync().written, world.written().len()), (0, 0));
 }
 
-/// Before the change of `--ipvs-vip-mode`, the service address was a route. Now it is an address on
-/// the link. If another program removes this address, the kernel sends a notification, and the
-/// proxier binds the address again immediately.
+/// The service address was a route before `--ipvs-vip-mode` changed, and is now an address on the
+/// link. If another program removes it, the kernel sends a notification, and the proxier
+/// immediately binds it again.
 #[test]
 fn an_address_that_is_lost_after_a_change_of_the_vip_mode_is_bound_again() {
     let mut world = bound_otherwise().listed();

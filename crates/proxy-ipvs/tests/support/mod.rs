@@ -1,4 +1,4 @@
-//! A simulated node on the strict fake kernel, for short tests.
+//! A simulated node on the strict fake kernel, for tests of the proxier.
 #![allow(dead_code, reason = "each test file uses its part")]
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
@@ -23,31 +23,31 @@ use proxy_ipvs::{
 
 pub(crate) const NODE: &str = "node1";
 
-/// Minimum time between a notification and the read that it causes, and between two such reads.
+/// Shortest time between a notification and the read that it causes, and between two such reads.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Sum of all reports from the start of a sync until no work is immediately due.
+/// Sum of all reports from the start of a sync until no work is due immediately.
 #[derive(Debug, Default)]
 pub(crate) struct SyncSummary {
     pub(crate) written: usize,
     pub(crate) failures: Vec<Failure>,
     pub(crate) failed_restores: usize,
     pub(crate) unreadable: Vec<Unreadable>,
-    /// Sorted names of Services whose entries are all in the kernel.
+    /// Names of the Services whose entries are all in the kernel, sorted.
     pub(crate) settled: Vec<String>,
     pub(crate) repaired: Vec<String>,
     pub(crate) drift: Drift,
-    /// Addresses of other programs' virtual servers, each with the Service port that wants a
-    /// virtual server there.
+    /// Addresses of other programs' virtual servers, each with the Service port that wants the
+    /// address.
     pub(crate) foreign: Vec<String>,
-    /// Names of the Services that need a packet mark but have none.
+    /// Names of the Services that need a firewall mark but have none.
     pub(crate) unmarked: Vec<String>,
     pub(crate) pending: usize,
     pub(crate) failing: usize,
-    /// Start of the period in which writes have failed and no write has succeeded. `None` if there
-    /// is no such period.
+    /// Time since which writes have failed and none has succeeded. `None` if the last writes
+    /// succeeded.
     pub(crate) stuck: Option<Instant>,
-    /// Reason why a worker thread has ended, or `None` if all worker threads run.
+    /// Reason why a worker thread has ended, or `None` while all run.
     pub(crate) gone: Option<String>,
     conflicts: Option<Vec<Conflict>>,
 }
@@ -76,7 +76,7 @@ impl SyncSummary {
     }
 }
 
-/// Runs the daemon's loop until no work is immediately due.
+/// Runs the daemon's loop until no work is due immediately.
 pub(crate) fn settle<K: Kernel>(
     proxier: &mut Proxier<K>,
     model: &Model,
@@ -114,7 +114,7 @@ fn settle_after<K: Kernel>(
     synced
 }
 
-/// Lets the proxier read the kernel's state until it is ready to plan. The proxier writes nothing.
+/// Lets the proxier read the kernel until it is ready to plan. It writes nothing.
 pub(crate) fn read_ahead<K: Kernel>(
     proxier: &mut Proxier<K>,
     model: &Model,
@@ -130,21 +130,21 @@ pub(crate) fn read_ahead<K: Kernel>(
     synced
 }
 
-/// A simulated node: a model, a proxier and a fake kernel.
+/// A simulated node: a model, a proxier and its kernel.
 pub(crate) struct World<K: Kernel = FakeKernel> {
     pub(crate) model: Model,
     pub(crate) kernel: FakeKernel,
     pub(crate) proxier: Proxier<K>,
     pub(crate) now: Instant,
-    /// Conflicts between Services, each with its winner and its loser.
+    /// Conflicts between Services, each with winner and loser.
     pub(crate) conflicts: Vec<Conflict>,
     has_updated: bool,
 }
 
-/// A kernel whose entries can all be dumped.
+/// A kernel of which a test can dump all entries.
 pub(crate) trait DumpableKernel: Kernel {
-    /// Dumps all entries of the IP family. If `with_rules` is true, includes the shim and the
-    /// leftovers of other modes.
+    /// Dumps all entries of the IP family, with the shim and other modes' leftovers if `with_rules`
+    /// is true.
     fn dump(&mut self, with_rules: bool) -> Result<Snapshot, Unreadable> {
         let FoundAddresses {
             has_link,
@@ -185,13 +185,13 @@ pub(crate) fn name(text: &str) -> NamespacedName {
     NamespacedName::new(namespace, name)
 }
 
-/// Parses the key of a virtual server for TCP, such as `10.0.0.1:80`.
+/// Parses the key of a TCP virtual server, such as `10.0.0.1:80`.
 pub(crate) fn server(text: &str) -> VirtualServerKey {
     let address: std::net::SocketAddr = text.parse().unwrap();
     ServiceAddress::new(address.ip(), address.port(), Protocol::Tcp).into()
 }
 
-/// Returns port 8080 of a pod as a target.
+/// Returns port 8080 of a pod, as the target of a destination.
 pub(crate) fn target(pod: &str) -> Target {
     Target {
         ip: ip(pod),
@@ -206,8 +206,8 @@ pub(crate) fn service(at: &str, cluster_ip: &str, port: u16) -> Service {
     }
 }
 
-/// Returns an EndpointSlice for port 8080 with these ready endpoints. The format of each endpoint
-/// is `ADDRESS@NODE`.
+/// Returns an EndpointSlice for port 8080 with these ready endpoints, each written as
+/// `ADDRESS@NODE`.
 pub(crate) fn slice(of: &str, endpoints: &[&str]) -> EndpointSlice {
     let endpoints = endpoints.iter().map(|text| {
         let (address, node) = text.split_once('@').unwrap();
@@ -221,7 +221,7 @@ pub(crate) fn slice(of: &str, endpoints: &[&str]) -> EndpointSlice {
 }
 
 impl World {
-    /// Creates an IPv4 node with one address and an empty kernel. The model has no objects yet.
+    /// Creates an IPv4 node with one address, an empty kernel and an empty model.
     pub(crate) fn new() -> Self {
         Self::with(
             Config::default(),
@@ -234,7 +234,7 @@ impl World {
         Self::on(config, kernel, Lanes::inline(|| handle.clone()))
     }
 
-    /// Replaces the proxier with a new one that has these facts about the node.
+    /// Replaces the proxier by a new one with these facts about the node.
     pub(crate) fn restart_on(&mut self, node: NodeFacts) {
         let kernel = self.kernel.clone();
         let lanes = Lanes::inline(|| kernel.clone());
@@ -243,8 +243,8 @@ impl World {
 }
 
 impl World<Slow> {
-    /// Creates a node whose proxier has worker threads. Before a thread reads or writes a part, it
-    /// waits while `held` contains the part.
+    /// Creates a node whose proxier has worker threads. A thread waits before it reads or writes a
+    /// part, while `held` contains this part.
     pub(crate) fn threaded(config: Config, kernel: FakeKernel, held: &HeldParts) -> Self {
         let lane = || {
             let slow = Slow(kernel.clone(), held.clone());
@@ -254,7 +254,7 @@ impl World<Slow> {
         Self::on(config, kernel, lanes)
     }
 
-    /// Runs the daemon's loop in real time until the condition holds. Returns the elapsed time.
+    /// Runs the daemon's loop in real time until `is_so` is true. Returns the elapsed time.
     pub(crate) fn until(&mut self, what: &str, is_so: impl Fn(&FakeKernel) -> bool) -> Duration {
         let began = Instant::now();
         while !is_so(&self.kernel) {
@@ -271,8 +271,8 @@ impl World<Slow> {
     }
 }
 
-/// Names of the parts of the kernel that worker threads must not read or write yet. May also
-/// contain `READ` or `WRITTEN`, which hold back results of reads or writes from the proxier.
+/// Parts of the kernel that worker threads must not read or write yet, by name. `READ` and
+/// `WRITTEN` hold back the results of reads or writes from the proxier.
 pub(crate) type HeldParts = Arc<Mutex<BTreeSet<&'static str>>>;
 
 /// Entry of [`HeldParts`] that holds back the addresses that a worker thread has read.
@@ -280,7 +280,7 @@ pub(crate) const READ: &str = "addresses have been read";
 /// Entry of [`HeldParts`] that holds back the outcomes of all writes except those of rules.
 pub(crate) const WRITTEN: &str = "all but rules has been written";
 
-/// Fake kernel of a worker thread that a test can hold.
+/// Fake kernel of a worker thread that the test can hold.
 pub(crate) struct Slow(FakeKernel, HeldParts);
 
 impl Slow {
@@ -385,20 +385,20 @@ impl<K: Kernel> World<K> {
         synced
     }
 
-    /// Applies these changes to the model and runs the loop until no work is immediately due.
+    /// Applies these changes to the model, and runs the loop until no work is due immediately.
     pub(crate) fn take_over(&mut self, changes: &Changes) -> SyncSummary {
         let synced = read_ahead(&mut self.proxier, &self.model, self.now);
         self.proxier.update(&self.model, changes, self.now);
         self.settle_after(synced)
     }
 
-    /// Marks all lists of objects as complete.
+    /// Completes all lists of objects.
     pub(crate) fn listed(mut self) -> Self {
         fixtures::complete_lists(&mut self.model, &KINDS, true);
         self
     }
 
-    /// Starts a new daemon on the same kernel. Its model has no objects yet.
+    /// Starts a new daemon, with an empty model, on the same kernel.
     pub(crate) fn restarted(self, config: Config) -> World {
         World::with(config, self.kernel)
     }
@@ -419,13 +419,13 @@ impl<K: Kernel> World<K> {
         self.model.apply(Event::ServiceDeleted(name(at)));
     }
 
-    /// Syncs all pending events, as the daemon's loop does.
+    /// Handles all pending events, as the daemon's loop does.
     pub(crate) fn sync(&mut self) -> SyncSummary {
         let changes = self.model.take_changes();
         self.take_over(&changes)
     }
 
-    /// Runs the daemon's loop without new events until no work is immediately due.
+    /// Runs the daemon's loop without new events until no work is due immediately.
     pub(crate) fn settle(&mut self) -> SyncSummary {
         self.settle_after(SyncSummary::default())
     }
@@ -438,7 +438,7 @@ impl<K: Kernel> World<K> {
         synced
     }
 
-    /// Starts a check, as the daemon does once in each sync period.
+    /// Starts a drift check, as the daemon does once per sync period.
     pub(crate) fn check(&mut self) {
         self.proxier.check(self.now);
     }
@@ -447,7 +447,7 @@ impl<K: Kernel> World<K> {
         self.now += duration;
     }
 
-    /// Returns the writes since the last call, as text.
+    /// Returns the writes since the last call, as texts.
     pub(crate) fn written(&self) -> Vec<String> {
         self.kernel
             .take_work()
@@ -461,21 +461,21 @@ impl<K: Kernel> World<K> {
         self.kernel.take_work()
     }
 
-    /// Sets the number of a pod's open connections at a virtual server.
+    /// Sets the number of a pod's open connections through a virtual server.
     pub(crate) fn open(&self, of: &str, pod: &str, count: u32) {
         let mut state = self.kernel.state();
         state.connections.insert((server(of), target(pod)), count);
     }
 
-    /// Returns the virtual servers as text.
+    /// Returns all virtual servers as texts.
     pub(crate) fn servers(&self) -> Vec<String> {
         let state = self.kernel.state();
         let keys = state.snapshot.servers.keys();
         keys.map(ToString::to_string).collect()
     }
 
-    /// Returns the destinations of a virtual server, each with its weight: `10.244.1.5:8080=1`.
-    /// Returns `None` if the virtual server does not exist.
+    /// Returns a virtual server's destinations with their weights (`10.244.1.5:8080=1`), or `None`
+    /// if the virtual server does not exist.
     pub(crate) fn destinations(&self, at: &str) -> Option<Vec<String>> {
         let state = self.kernel.state();
         let server = state.snapshot.servers.get(&server(at))?;
@@ -487,7 +487,7 @@ impl<K: Kernel> World<K> {
 }
 
 impl<K: Kernel> World<K> {
-    /// Returns true if a timer of the proxier fires within this time.
+    /// Returns true if the proxier has a timer that fires within `duration`.
     pub(crate) fn proxier_due_within(&self, duration: Duration) -> bool {
         self.proxier
             .next_due(self.now)

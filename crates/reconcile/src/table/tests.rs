@@ -12,7 +12,7 @@ fn due(table: &T, now: Instant) -> Vec<u8> {
 }
 
 #[test]
-fn only_a_change_of_owners_changes_the_conflict_list_version() {
+fn the_version_of_contested_keys_changes_only_with_their_owners() {
     let mut table = T::new();
     table.claim(&1, [(7, 1)]);
     let alone = table.contested_version();
@@ -28,7 +28,7 @@ fn only_a_change_of_owners_changes_the_conflict_list_version() {
 }
 
 #[test]
-fn the_first_owner_wins_until_it_releases_the_key() {
+fn the_smallest_owner_of_a_key_wins_until_it_releases_the_key() {
     let mut table = T::new();
     table.claim(&2, [(1, 20)]);
     table.claim(&1, [(1, 10)]);
@@ -127,7 +127,7 @@ fn pending_since_is_the_time_of_the_oldest_pending_row() {
 }
 
 #[test]
-fn removals_that_must_wait_do_not_count_as_late() {
+fn removals_that_are_not_allowed_yet_do_not_count_as_overdue() {
     let now = Instant::now();
     let mut table = T::new();
     table.begin(now);

@@ -9,7 +9,7 @@ use crate::config::{MarkBits, Semantics, ShimStyle};
 use crate::ranges::Ranges;
 use crate::rules::Rules;
 
-/// A simulated packet, with the properties that rules match.
+/// A simulated packet, with the properties that the shims' rules match.
 #[derive(Debug, Clone)]
 #[allow(
     clippy::struct_excessive_bools,
@@ -25,11 +25,11 @@ struct Packet {
     /// True if the packet's source is a service address.
     is_from_cluster_ip: bool,
     is_source_in_range: bool,
-    /// Sets that contain the packet's destination, alone or together with the packet's source.
+    /// Sets that contain the packet's destination, alone or with its source.
     sets: BTreeSet<Set>,
     through: Option<ServiceAddress>,
     is_marked: bool,
-    /// True if a rule has given the packet the mark of a set member, for an fwmark virtual server.
+    /// True if a rule has given the packet the firewall mark of a set member.
     is_numbered: bool,
 }
 
@@ -40,7 +40,7 @@ impl Packet {
             (Set::LoadBalancerSourceCidr | Set::LoadBalancerSourceIp, _) => {
                 self.is_source_in_range && self.sets.contains(&set)
             }
-            // These two sets contain only ports of UDP.
+            // These two sets contain only UDP ports.
             (Set::NodePortUdp | Set::NodePortLocalUdp, _) => {
                 self.protocol == Protocol::Udp && self.sets.contains(&set)
             }
@@ -82,7 +82,7 @@ impl Packet {
     }
 }
 
-/// Rules of a shim, and the jumps into its chains.
+/// Rules of a shim, and the jumps from built-in chains.
 struct ShimRules {
     chains: Vec<(Table, &'static str, Vec<Rule>)>,
     jumps: Vec<(Table, &'static str, &'static str)>,
@@ -103,12 +103,12 @@ impl ShimRules {
         let jumps = jumps.iter().map(|jump| (jump.table, jump.from, jump.to));
         Self {
             chains,
-            // Inserts each jump at the head of its chain.
+            // Each jump is inserted at the head of its chain.
             jumps: jumps.rev().collect(),
         }
     }
 
-    /// Evaluates a packet in one hook of a table. Returns the target of the rule that ends the
+    /// Evaluates a packet at one hook of a table. Returns the target of the rule that ends the
     /// evaluation, or `None` if no rule does.
     fn walk(&self, hook: (Table, &str), packet: &mut Packet) -> Option<String> {
         let jumps = self.jumps.iter().filter(|jump| (jump.0, jump.1) == hook);
@@ -117,9 +117,9 @@ impl ShimRules {
             .find_map(|chain| through(&self.chains, hook.0, chain, packet))
     }
 
-    /// Returns the target that ends the evaluation of a packet in each hook, in order. Also returns
-    /// `is_marked` and `is_numbered` after the hook. A mark that a rule sets in one hook stays for
-    /// the later hooks.
+    /// Returns the target that ends the evaluation of a packet at each hook, in order, and
+    /// `is_marked` and `is_numbered` after each hook. A mark from one hook stays for the later
+    /// ones.
     fn verdicts(&self, packet: &Packet) -> Vec<(Option<String>, [bool; 2])> {
         let mut packet = packet.clone();
         let is_sent_here = packet.in_interface.is_empty();
@@ -182,8 +182,7 @@ fn set(name: &str) -> Set {
     Set::by_name(name, IpFamily::V4).unwrap()
 }
 
-/// Returns all kinds of destinations: the sets that contain the destination, and true if its
-/// address is local.
+/// Returns all kinds of destinations: the sets that contain it, and true for a local address.
 fn destinations() -> Vec<(Vec<Set>, bool)> {
     use Set::*;
     let limited = [LoadBalancer, LoadBalancerFirewall, IpvsIps];
@@ -191,7 +190,7 @@ fn destinations() -> Vec<(Vec<Set>, bool)> {
         (vec![], false),
         (vec![], true),
         (vec![LoopBack], false),
-        // Service address with a port that no Service has.
+        // Service address with a port that no Service uses.
         (vec![IpvsIps], true),
         (vec![ClusterIp, IpvsIps], true),
         (vec![ClusterIp, LoopBack, IpvsIps], true),
@@ -204,7 +203,7 @@ fn destinations() -> Vec<(Vec<Set>, bool)> {
             vec![LoadBalancer, LoadBalancerLocal, ExternalIpLocal, IpvsIps],
             true,
         ),
-        // Service address that is on another interface instead of kube-ipvs0.
+        // Service address that is on another interface than kube-ipvs0.
         (vec![ExternalIp], true),
         (vec![LoadBalancer], true),
         (vec![HealthCheckNodePort], true),
@@ -237,13 +236,13 @@ fn destinations() -> Vec<(Vec<Set>, bool)> {
     all
 }
 
-/// Returns a packet to this destination from every kind of source.
+/// Returns one packet to this destination from each kind of source.
 fn packets(sets: &BTreeSet<Set>, is_to_local: bool) -> Vec<Packet> {
     let sources = [
         ("10.244.1.9", "cni0", true, false),
         ("10.244.1.9", "vethab12", false, false),
         ("172.35.0.9", "eth0", false, false),
-        // The node's own packets: from its own address, from a service address, and from localhost.
+        // The node's own packets: from a node address, from a service address, and from localhost.
         ("172.35.0.100", "", false, false),
         ("10.96.0.10", "", false, true),
         ("127.0.0.1", "", false, false),
@@ -308,8 +307,8 @@ fn configs() -> Vec<(Config, Config)> {
     all.map(|[upstream, lean]| (upstream, lean)).collect()
 }
 
-/// Compares the lean shim with upstream's shim three times: with members in all sets, only in the
-/// packet's sets, and only in the packet's sets and KUBE-CLUSTER-IP.
+/// Compares the verdicts of the lean shim with upstream's three times: with members in all sets,
+/// only in the packet's sets, and only in these sets and KUBE-CLUSTER-IP.
 #[test]
 fn the_lean_shim_gives_each_packet_upstreams_verdict() {
     let everything: BTreeSet<Set> = Set::every().collect();
@@ -416,7 +415,7 @@ fn one_restore_replaces_upstreams_shim_with_the_lean_shim() {
         (jumps(&back, "-D "), jumps(&back, "-I ")),
         (vec![], unused.map(str::to_owned).to_vec())
     );
-    // Each chain and jump of the lean shim also exists in upstream's shim.
+    // Upstream's shim has each chain and jump of the lean shim.
     let [upstream, lean] = texts(&all);
     assert!(lean.jumps.is_subset(&upstream.jumps));
     assert!(lean.chains.keys().eq(upstream.chains.keys()));
@@ -424,7 +423,7 @@ fn one_restore_replaces_upstreams_shim_with_the_lean_shim() {
     assert_eq!(Rules::parse(&text), lean);
 }
 
-/// With `--ipvs-answer-ping`, the shim has one more rule, which precedes the first rule that
+/// Checks the additional rule of `--ipvs-answer-ping`, which must precede the first rule that
 /// rejects packets.
 #[test]
 fn the_ping_option_admits_only_echo_requests_to_service_addresses() {
@@ -469,7 +468,7 @@ fn the_ping_option_admits_only_echo_requests_to_service_addresses() {
             let at = expected.iter().position(rejects).unwrap();
             expected.insert(at, rule.to_owned());
             assert_eq!(lines(shim, &filled, true), expected);
-            // Without service addresses, the option adds no rule to the shim.
+            // Without service addresses, the option adds no rule.
             assert_eq!(lines(shim, &[], true), lines(shim, &[], false));
         }
     }
