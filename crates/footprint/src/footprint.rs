@@ -49,17 +49,17 @@ pub struct Footprint {
     pub virtual_servers: Option<VirtualServers>,
     /// Handler of packets to Services: the kernel, or the mode's process.
     pub served_by: ServedBy,
-    /// Kubernetes objects and flags that explain each chain, set and map of the mode.
+    /// Kubernetes objects and flags that cause each chain, set and map of the mode.
     pub origins: &'static [Origin],
 }
 
-/// Receiver of the packets that a mode's entries redirect.
+/// Part of the node that serves packets to Services in a mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServedBy {
     /// The kernel, which continues to serve after the mode's process has ended.
     Kernel,
-    /// The mode's process, to which the mode's kernel entries redirect packets. Once the process has
-    /// ended, these packets are lost.
+    /// The mode's process, to which the mode's kernel entries redirect packets. Once it has ended,
+    /// these packets are lost.
     Process,
 }
 
@@ -96,8 +96,8 @@ pub struct Link {
     /// Name of the link. If it is a dummy link, the cleanup deletes it with its addresses and
     /// routes.
     pub name: &'static str,
-    /// Protocol number (`rtm_protocol`) of the mode's routes, by which the cleanup tells them from
-    /// the kernel's routes.
+    /// Protocol number (`rtm_protocol`) of the mode's routes, which distinguishes them from the
+    /// kernel's own routes.
     pub route_protocol: u8,
     /// IPv4 address that stays on the link while service addresses are local routes, because the
     /// kernel removes a link's IPv4 routes with its last IPv4 address. No Service has this address.

@@ -1,11 +1,12 @@
-//! Finds the iptables entries that modes have left behind in the output of `iptables-save`, and
-//! writes the `iptables-restore` input that removes them.
+//! Finds, in the output of `iptables-save`, the entries that modes have left behind. Writes the
+//! `iptables-restore` input that removes these entries.
 //!
 //! The name of a chain identifies the mode that created it. A jump to this chain is one of two
 //! kinds:
 //!
-//! * A kube-proxy's jump: it is in a built-in chain, and has a known comment.
-//! * Another program's jump: any other. It stays; its target chain stays without rules.
+//! * A kube-proxy's jump: it is in a built-in chain, with a comment that a mode writes.
+//! * Another program's jump: any other jump. It stays, and so does its target chain, but without
+//!   rules.
 //!
 //! Source: upstream's `pkg/proxy/iptables/cleanup.go`, `pkg/proxy/ipvs/cleanup.go`.
 

@@ -44,7 +44,7 @@ const NODES: u8 = 100;
 const ENDPOINTS: u8 = 10;
 /// Numbers of connections per node after which the program measures each endpoint's share.
 const CONNECTIONS: [u8; 3] = [1, 2, 4];
-/// Number of clients, each of which connects through every node.
+/// Number of clients. Each of them connects through every node.
 const CLIENTS: u8 = 200;
 /// Number of clients that connect once before and once after an endpoint was added or removed.
 const MANY_CLIENTS: u16 = 2_000;

@@ -82,7 +82,7 @@ impl Semantics {
     }
 }
 
-/// Bits of the packet mark that number the fwmark virtual servers (`--ipvs-mark-bits`).
+/// Bits of the packet mark that hold the number of an fwmark virtual server (`--ipvs-mark-bits`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MarkBits(pub u32);
 
@@ -109,7 +109,7 @@ impl MarkBits {
         digits.sum()
     }
 
-    /// Returns true if `mark` has no bits outside these bits.
+    /// Returns true if `mark` is not 0 and has no bits outside these bits.
     pub(crate) fn can_hold(self, mark: u32) -> bool {
         mark != 0 && mark & !self.0 == 0
     }

@@ -44,7 +44,8 @@ pub(crate) fn rules_in_flight(state: &State) -> Option<&Rules> {
     })
 }
 
-/// State of the rules: the sets that they match or fail to match, and the waits for them.
+/// Sets that wanted rules match but installed rules do not match yet, and deadlines of the waits
+/// for rules.
 pub(crate) struct Cover {
     family: IpFamily,
     /// Inputs of the wanted rules, or `None` before the first computation.

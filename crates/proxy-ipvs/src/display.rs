@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_virtual_server_is_displayed_as_by_ipvsadm() {
+    fn a_virtual_server_is_printed_in_the_format_of_ipvsadm() {
         let properties = |flags, timeout| Properties {
             scheduler: "mh".into(),
             flags,

@@ -7,8 +7,8 @@
 //!   check ─▶ dump by the read-only lane ─▶ comparison in steps ─▶ recorded differences ─▶ repair
 //! ```
 //!
-//! Writes continue during the dump, so the dump may lack entries that they add. Three cases of an
-//! entry that a plan writes:
+//! Writes continue during the dump, so the dump may lack entries that they add. The comparison
+//! treats an entry that a plan writes in one of three ways:
 //!
 //! - **Written since the dump began**: the comparison skips the entry until the next check.
 //! - **Refused**: the comparison includes the entry, because the refused write changed nothing.

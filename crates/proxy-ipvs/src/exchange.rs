@@ -54,7 +54,7 @@ pub enum QueryResponse {
     Glance(Result<Glance, Unreadable>),
     /// The queried scheduler, with the reason if the kernel lacks it.
     Scheduler(Scheduler, Result<(), String>),
-    /// All virtual servers, sets and addresses.
+    /// The dump for the drift check: all virtual servers, sets and addresses.
     Dump(Box<Dump>),
 }
 

@@ -95,7 +95,7 @@ impl Claims {
     }
 }
 
-/// Returns the service addresses at which packets get each mark.
+/// Returns, for each mark, the service addresses at which packets get this mark.
 fn addresses_by_mark(tables: &Tables) -> BTreeMap<u32, BTreeSet<ServiceAddress>> {
     let mut marked = BTreeMap::<_, BTreeSet<_>>::new();
     for (member, ()) in tables.members(Set::LocalMark).iter_actual() {

@@ -103,7 +103,7 @@ pub struct FoundSets {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FoundAddresses {
     /// True if `kube-ipvs0` exists and is ready for service addresses: it is up or down as
-    /// required, and has the addresses of its own that it needs.
+    /// `--ipvs-vip-mode` requires, and has its anchor address if it needs one.
     pub has_link: bool,
     /// Service addresses on the link. `--ipvs-vip-mode` decides whether they are addresses or
     /// routes.
@@ -144,7 +144,7 @@ pub enum Glance {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// True if `kube-ipvs0` exists and is ready for service addresses: it is up or down as
-    /// required, and has the addresses of its own that it needs.
+    /// `--ipvs-vip-mode` requires, and has its anchor address if it needs one.
     pub has_link: bool,
     /// Service addresses on the link, without IPv6 link-local addresses. `--ipvs-vip-mode` decides
     /// whether they are addresses or routes.

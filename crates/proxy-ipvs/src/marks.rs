@@ -281,8 +281,8 @@ impl Marks {
 
 /// Fwmark virtual servers that no Service wants.
 pub(crate) struct FormerMarks {
-    /// Owner of the claims for these virtual servers. It sorts after every Service, so a Service
-    /// that gets the mark of such a virtual server wins it.
+    /// Owner of the claims for these virtual servers. This owner sorts after every Service, so a
+    /// Service that gets a virtual server's mark wins the virtual server.
     pub(crate) owner: Arc<Owner>,
     /// Service addresses that the kernel maps, or once mapped, to the virtual server's mark.
     pub(crate) addresses: BTreeMap<VirtualServerKey, BTreeSet<ServiceAddress>>,

@@ -7,7 +7,7 @@
 //!    masquerading.
 //! 2. The virtual server becomes exempt again only after it has lost these endpoints.
 //! 3. With `--ipvs-semantics=exact`, only packets with a mark are exempt: the exemption begins
-//!    after the mark, and ends before the mark.
+//!    after the mark is added, and ends before it is removed.
 //! 4. If a virtual server moves to another Service, masquerading and the source-range firewall stay
 //!    until the former Service's endpoints and mark are removed.
 //! 5. The new Service's firewall begins before the virtual server gets the new endpoints, and
@@ -213,7 +213,7 @@ fn serves(server: &VirtualServer) -> bool {
 /// - The virtual server sends new connections only to wanted endpoints, and to at least one of them
 ///   if the Service wants any. (Draining destinations have weight 0. After a change of the Service,
 ///   former endpoints stay for a while.)
-/// - Its last write failed, because no entry waits for a failing virtual server.
+/// - Its last write failed: no entry waits for a failing virtual server.
 fn accepts_connections(tables: &Tables, key: &VirtualServerKey) -> bool {
     let servers = &tables.servers;
     let wants_any = servers.wanted(key).is_some_and(serves);
@@ -388,8 +388,8 @@ const DROPS: [Set; 3] = [
 /// protects an unwanted virtual server.
 ///
 /// Until the proxy may delete entries (`may_delete`), unwanted endpoints stay, and so does every
-/// member of the firewall set. A member of the other two sets is then obsolete if a Service wants
-/// its virtual server with an endpoint.
+/// member of the firewall set. A member of another set in [`DROPS`] is then obsolete if a Service
+/// wants its virtual server with an endpoint.
 fn is_obsolete_drop(
     tables: &Tables,
     marked: &HashSet<ServiceAddress>,

@@ -64,9 +64,9 @@ pub use scheduler::{foresee_scheduler, probe_scheduler};
 use servers::Servers;
 use sets::Sets;
 
-/// Aliases of kernel modules to load at the start ([`iptables::Iptables::choose_loading`]), because
-/// mostly only IPVS mode needs them. Other code loads `ip_vs` and the scheduler. The kernel itself
-/// loads the modules of rarer rules.
+/// Aliases of the kernel modules that IPVS mode loads at its start
+/// ([`iptables::Iptables::choose_loading`]). Other code loads `ip_vs` and the scheduler's module.
+/// The kernel itself loads the modules of rarer rules.
 pub const MODULES: [&str; 6] = [
     "ipt_set",
     "ip_set_hash:ip",
@@ -112,8 +112,8 @@ impl NetlinkKernel {
     ///
     /// # Errors
     ///
-    /// Names the missing feature (IPVS, ipset, rtnetlink or iptables), the reason and the next
-    /// step.
+    /// Fails if IPVS, ipset, rtnetlink or iptables is missing. The error names it, the reason and
+    /// the next step.
     pub fn open(family: IpFamily, carrier: impl Into<Carrier>) -> Result<Self, OpenError> {
         let mut kernel = Self::lazy(family, carrier);
         kernel.servers = Some(open_loading(family)?);

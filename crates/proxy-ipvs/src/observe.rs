@@ -261,9 +261,9 @@ impl Ipvs {
         }
     }
 
-    /// Adopts each foreign virtual server that a Service wants and that has the ownership flag, or
-    /// destinations like the Service's. (The first dump may have missed it, or other evidence may
-    /// be lost.) Reports all other wanted virtual servers as foreign.
+    /// Adopts each foreign virtual server that a Service wants, if it has the ownership flag or
+    /// resembles the wanted virtual server. (The first dump may have missed it, or other evidence
+    /// may be lost.) Reports all other wanted virtual servers as foreign.
     pub(crate) fn recognize(&mut self, state: &mut State) {
         let tables = &mut self.tables;
         if tables.foreign.is_empty() {

@@ -55,7 +55,7 @@ pub(crate) enum Turn {
     /// Plan that removes virtual servers and destinations.
     Break,
     /// Plan that removes set members that proved ownership of removed virtual servers, and then the
-    /// sets that only the other `--ipvs-semantics` uses.
+    /// sets that only the other value of `--ipvs-semantics` uses.
     Forget,
 }
 

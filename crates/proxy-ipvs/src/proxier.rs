@@ -86,7 +86,7 @@ impl Ipvs {
     }
 
     /// Returns true if an earlier run's rules must stay, because some Kubernetes objects are
-    /// unreadable. A restart would not help, only an operator.
+    /// unreadable. A restart would not help: only an operator can repair these objects.
     fn leaves_rules(&self) -> bool {
         !self.claims.may_delete && self.tables.former_rules() != FormerRules::None
     }

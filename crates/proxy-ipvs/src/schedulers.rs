@@ -114,8 +114,8 @@ impl Schedulers {
         }
     }
 
-    /// Requests a question to the kernel for the scheduler `sh`, which chooses a destination by the
-    /// client's address.
+    /// Requests that the proxy asks the kernel for the scheduler `sh`, which chooses a destination
+    /// by the client's address.
     pub(crate) fn want_by_source(&mut self) {
         self.is_source_hash_needed = true;
         self.ask(Scheduler::SOURCE_HASH);
@@ -134,7 +134,7 @@ impl Schedulers {
         }
     }
 
-    /// Returns the next scheduler to ask the kernel for, and marks it as asked for.
+    /// Returns the next scheduler about which to ask the kernel, and marks it as asked.
     pub(crate) fn next(&mut self) -> Option<Scheduler> {
         let mut all = self.known.iter_mut();
         let (scheduler, known) = all.find(|(_, known)| known.is_due)?;

@@ -193,8 +193,8 @@ pub struct RealServer {
     /// Weight in the scheduler, 0 during a drain. A larger weight than this type can hold counts as
     /// its maximum.
     pub weight: u16,
-    /// Number of connections from which IPVS sends no new ones to the destination (`ipvsadm -x`),
-    /// or 0 for no limit.
+    /// Number of connections at which IPVS stops sending new ones to the destination, or 0 for no
+    /// limit (`ipvsadm -x`).
     pub max_connections: u16,
     /// True if all other attributes are as this proxy sets them: no lower threshold, and NAT
     /// (`ipvsadm -m`). If false, their values are unknown.

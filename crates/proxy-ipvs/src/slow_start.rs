@@ -24,10 +24,10 @@ use crate::server::{RealServer, VirtualServer, VirtualServerKey};
 
 /// Number of weights that a growing destination gets, including the full weight.
 const STEPS: u16 = 10;
-/// Largest weight that the scheduler `mh` can tell from weight 1: `mh` halves all weights until the
-/// largest fits.
+/// Largest weight that the scheduler `mh` can distinguish from weight 1: `mh` halves all weights
+/// until the largest fits.
 const MOST_OF_MH: u16 = 63;
-/// Shortest time between two rounds, in which destinations reach their next step.
+/// Shortest time between two rounds. In a round, growing destinations take their next step.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Shortest time between two rounds if the first left due virtual servers over.
 const SHORT_PAUSE: Duration = Duration::from_millis(100);
@@ -44,7 +44,7 @@ pub struct Ramp {
 
 impl Ramp {
     /// Returns the slow start for this scheduler, with `largest` as the largest weight of an
-    /// endpoint. Returns `None` if the scheduler could not tell the weights apart.
+    /// endpoint. Returns `None` if the scheduler could not distinguish the weights.
     pub(crate) fn new(duration: Duration, scheduler: &str, largest: u16) -> Option<Self> {
         let most = if scheduler == "mh" {
             MOST_OF_MH / largest.max(1)
@@ -55,7 +55,7 @@ impl Ramp {
         (steps > 1).then_some(Self { duration, steps })
     }
 
-    /// Returns the number of steps, which is the factor of all full weights.
+    /// Returns the number of steps, the factor by which full weights are multiplied.
     pub(crate) fn steps(self) -> u16 {
         self.steps
     }
@@ -106,7 +106,7 @@ pub(crate) struct Growths {
     servers: BTreeMap<VirtualServerKey, Growth>,
     /// Virtual servers with growing destinations, sorted by the time of their next step.
     due: BTreeSet<(Instant, VirtualServerKey)>,
-    /// Earliest time of the next round, in which destinations reach their next step.
+    /// Earliest time of the next round, in which growing destinations take their next step.
     next_round: Instant,
     now: Instant,
 }

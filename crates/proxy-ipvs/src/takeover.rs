@@ -10,7 +10,7 @@ use crate::kernel::{Evidence, FoundAddresses, FoundSets, Snapshot};
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 
-/// Evidence in the kernel of who created its virtual servers, from before the proxy's first write.
+/// Kernel entries from before the proxy's first write, which show who created the virtual servers.
 #[derive(Default)]
 pub(crate) struct OwnershipEvidence {
     evidence: Snapshot,

@@ -176,7 +176,7 @@ impl Node {
         self.model.apply(Event::ServiceApplied(service));
     }
 
-    /// Replaces a Service's EndpointSlice of one IP family, that of the given endpoints.
+    /// Replaces a Service's EndpointSlice for the IP family of these endpoints.
     fn endpoints(&mut self, of: &Service, endpoints: &[&str]) {
         let at = format!("{}/{}", of.name.namespace(), of.name.name());
         let mut slice = slice(&at, endpoints);
@@ -979,7 +979,7 @@ fn each_refused_write_has_a_reason_and_all_other_writes_succeed() {
         // The link is missing, as if another program had just removed it. The write has an unknown
         // outcome, so the proxier reads the addresses again.
         assert_eq!(*without_link, Outcome::Unknown);
-        // The fault of `SetServer` tells a missing scheduler from a missing virtual server.
+        // The fault of `SetServer` distinguishes a missing scheduler from a missing virtual server.
         let outcomes = apply(&mut kernel, [Op::SetServer(good, properties("nonesuch"))]);
         assert_eq!(refusal(&outcomes[0]).1, Fault::Scheduler);
 

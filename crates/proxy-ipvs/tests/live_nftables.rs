@@ -562,8 +562,8 @@ fn a_foreign_nftables_set_is_replaced_even_if_rules_match_it() {
     });
 }
 
-/// Another program has made our table dormant. The proxier needs two transactions, because the
-/// kernel refuses new base chains together with the activation.
+/// Another program has made our table dormant. The kernel refuses new base chains in the
+/// transaction that activates a table, so the proxier needs two transactions.
 #[test]
 fn a_dormant_table_is_activated() {
     in_namespace(|| {

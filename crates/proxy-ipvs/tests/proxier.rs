@@ -1171,7 +1171,7 @@ fn the_older_of_two_services_keeps_a_shared_address() {
     );
 }
 
-/// Whatever the order of events, sets and rules contain only entries of the Service that owns the
+/// After any order of events, sets and rules contain only entries of the Service that owns the
 /// address.
 #[test]
 fn only_the_owner_of_a_shared_address_defines_its_source_ranges() {
@@ -1298,7 +1298,7 @@ fn a_service_address_is_not_bound_while_another_interface_has_it() {
 }
 
 #[test]
-fn the_api_server_is_written_first_and_dns_second() {
+fn entries_of_the_api_server_are_written_first_and_those_of_dns_second() {
     let mut world = World::new();
     for (at, cluster_ip) in [
         ("default/a", "10.96.0.2"),

@@ -173,8 +173,8 @@ impl<V: Clone + Eq, O: Clone + Ord> Row<V, O> {
         }
     }
 
-    /// Converts the row to the compact form if it has one claim, and an actual value that is absent
-    /// or equal to the wanted value.
+    /// Converts the row to the compact form if it has exactly one claim, and its actual value is
+    /// absent or equal to the wanted value.
     fn gather(&mut self) {
         if let Content::Any(any) = &mut self.content
             && any.other.is_none()

@@ -1,4 +1,4 @@
-//! Trait by which a caller handles tables with different types of entries alike.
+//! Trait of all tables, independent of the types of their entries.
 
 use std::hash::Hash;
 use std::time::Instant;

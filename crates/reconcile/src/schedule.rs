@@ -8,8 +8,8 @@ const FIRST: Duration = Duration::from_secs(1);
 /// Schedule for reads of one part of the kernel's state, such as all virtual servers.
 #[derive(Debug, Clone)]
 pub struct ReadSchedule {
-    /// Time since which the content of the kernel is unknown, or `None` after the first successful
-    /// read.
+    /// Start of the period in which this part's content is unknown, or `None` after the first
+    /// successful read.
     unknown: Option<Instant>,
     is_under_way: bool,
     /// Time of the request for another read, or `None` without a request.
@@ -122,8 +122,8 @@ impl ReadSchedule {
         self.known
     }
 
-    /// Returns the time since which the content is unknown, or `None` after the first successful
-    /// read.
+    /// Returns the start of the period in which this part's content is unknown, or `None` after the
+    /// first successful read.
     pub fn unknown_since(&self) -> Option<Instant> {
         self.unknown
     }

@@ -15,8 +15,8 @@ const FIRST_RETRY: Duration = Duration::from_millis(500);
 /// Longest delay before a retry of a failed write.
 const LAST_RETRY: Duration = Duration::from_secs(30);
 
-/// Largest number of claimed keys among which a table finds duplicates by comparing pairs. For more
-/// keys, the table hashes.
+/// Largest number of claimed keys among which a table finds duplicates by comparing pairs. With
+/// more keys, the table hashes them.
 const FEW: usize = 8;
 /// Precision of the time at which a row became pending: rows of one interval share the time.
 const GRAIN: Duration = Duration::from_millis(100);
@@ -24,7 +24,7 @@ const GRAIN: Duration = Duration::from_millis(100);
 /// are pending.
 const MANY: usize = if cfg!(test) { 2 } else { 1024 };
 
-/// Rule by which unwanted entries that still exist count as overdue changes, or do not.
+/// Choice whether unwanted entries that still exist count as overdue changes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Removals {
     /// An unwanted entry counts as overdue until it is removed.
@@ -51,7 +51,7 @@ pub struct Table<K, V, O> {
     /// Epochs that still have pending rows, by number: start of the epoch, and number of these
     /// rows.
     since: BTreeMap<u32, (Instant, usize)>,
-    /// Rule by which unwanted entries count as overdue.
+    /// Choice whether unwanted entries count as overdue changes.
     removals: Removals,
 }
 
@@ -119,7 +119,7 @@ where
         Self::default()
     }
 
-    /// Sets the current time, which rows that become pending after this call get.
+    /// Sets the current time. Rows that become pending later get this time until the next call.
     pub fn begin(&mut self, now: Instant) {
         let (number, at) = self.epoch;
         if at.is_none_or(|at| now.saturating_duration_since(at) >= GRAIN) {
@@ -336,9 +336,9 @@ where
         }
     }
 
-    /// Replaces the list of pending keys by their number if more than half of all rows are pending,
-    /// and the number by a list below an eighth. Creating a list scans all rows, but many changes
-    /// lie between two switches.
+    /// Replaces the list of pending keys by their number once more than half of all rows are
+    /// pending, and the number by the list once fewer than an eighth are. Building the list scans
+    /// all rows, but many changes lie between two switches.
     fn list_or_count(&mut self) {
         let rows = self.rows.len();
         match &self.pending {

@@ -256,8 +256,8 @@ impl Comparison {
         others
     }
 
-    /// Removes the next virtual server from the lists. Returns it as it is in the dump, or with
-    /// `None` if the dump lacks it.
+    /// Takes the next virtual server from the lists, with its state in the dump, or `None` if the
+    /// dump lacks it.
     fn next_server(&mut self) -> Option<(VirtualServerKey, Option<VirtualServer>)> {
         if let Some(key) = self.believed_servers.pop() {
             return Some((key, self.servers.remove(&key)));
@@ -266,8 +266,7 @@ impl Comparison {
         Some((key, Some(server)))
     }
 
-    /// Removes the next set member from the lists, and returns it with true if the dump contains
-    /// it.
+    /// Takes the next set member from the lists, with true if the dump contains the member.
     fn next_member(&mut self) -> Option<(Set, Member, bool)> {
         if let Some((set, member)) = self.believed_members.pop() {
             let of = self.members.get_mut(&set);
@@ -282,7 +281,7 @@ impl Comparison {
         None
     }
 
-    /// Removes the next address from the lists, and returns it with true if the dump contains it.
+    /// Takes the next address from the lists, with true if the dump contains the address.
     fn next_address(&mut self) -> Option<(IpAddr, bool)> {
         match self.believed_addresses.pop() {
             Some(address) => Some((address, self.addresses.remove(&address))),

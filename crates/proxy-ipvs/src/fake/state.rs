@@ -35,7 +35,7 @@ pub struct Work {
     pub glances: usize,
     /// Number of dumps of all addresses.
     pub address_reads: usize,
-    /// Number of queries for a scheduler.
+    /// Number of queries whether the kernel has a scheduler.
     pub scheduler_questions: usize,
 }
 

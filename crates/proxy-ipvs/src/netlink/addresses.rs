@@ -6,7 +6,7 @@
 //!   with this name.
 //! - The kernel makes an address local by a route of type local. With [`VipMode::Route`], the proxy
 //!   adds only that route, in the same routing table. With [`VipMode::Range`], one route makes a
-//!   whole network local. The protocol number tells our routes from the kernel's.
+//!   whole network local. The protocol number distinguishes our routes from the kernel's.
 //! - IPv6 routes need a link that is up. The kernel removes a link's IPv4 routes with its last IPv4
 //!   address, so one IPv4 address ([`ANCHOR`]) always stays.
 //! - The kernel acknowledges an IPv6 address before it creates the address's route. The proxy

@@ -11,7 +11,7 @@ use super::error::OpenError;
 use super::native;
 use super::servers::Servers;
 
-/// Longest run of `modprobe ip_vs`.
+/// Timeout for one run of `modprobe ip_vs`.
 const MODPROBE_LIMIT: Duration = Duration::from_secs(30);
 
 pub(super) fn nftables_missing(error: &nftables_netlink::Error) -> OpenError {

@@ -75,7 +75,7 @@ pub enum ProbeError {
 ///
 /// # Errors
 ///
-/// Names the missing feature. Failures that may be temporary do not count.
+/// Fails if a feature is missing, and names it. Ignores failures that may be temporary.
 pub fn check_marks(iptables: &Iptables, family: IpFamily) -> Result<(), ProbeError> {
     const DST: &[Field] = &[Field::Destination, Field::Destination];
     let set_family = match family {
@@ -108,7 +108,7 @@ const PROBE_CHAIN: &str = "KUBE-PROXY-PROBE";
 ///
 /// # Errors
 ///
-/// Names the refused set or rule, and the reason.
+/// Fails if a set or rule is refused. The error names it and the reason.
 pub fn probe(iptables: &Iptables, family: IpFamily) -> Result<(), ProbeError> {
     let (name, kind) = match family {
         IpFamily::V4 => ("KUBE-PROXY-PROBE", Family::Inet),

@@ -133,7 +133,7 @@ impl Servers {
     }
 
     /// Returns the destinations of a virtual server, or `None` if it does not exist. The kernel's
-    /// dump is empty in both cases, so a second query tells them apart.
+    /// dump is empty in both cases, so a second query distinguishes them.
     fn destinations(&mut self, key: &ServiceKey) -> Result<Option<Vec<DestinationEntry>>, Error> {
         let destinations = self.ipvs.destinations(key)?;
         if destinations.is_empty() && self.ipvs.service(key)?.is_none() {

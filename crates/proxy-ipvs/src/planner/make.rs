@@ -38,7 +38,8 @@ pub(super) fn make(
     let is_urgent = |rank: Rank| rank < Rank::Other;
     let due = of.knows(Part::Servers).then(|| tables.servers.due(of.now));
     let due = due.into_iter().flatten();
-    // Checks each urgent virtual server now, and the others only until the plan is full.
+    // Checks for each urgent virtual server (API server, DNS) whether it can be written now. Checks
+    // others only until the plan is full.
     let is_made = |key: &VirtualServerKey| {
         let waits = waits_for_rules(tables, key, of)
             || waits_for_firewall(tables, key, of)
@@ -127,8 +128,8 @@ pub(super) fn make(
     unmarked.extend(early);
     members.sort_unstable_by_key(|(_, set, member)| (Step::of(*set), *set, *member));
     let is_quiet = members.is_empty() && !servers.iter().any(|(_, key)| is_made(key));
-    // A member without a rule has no effect. Removes it before its rule is written, which would
-    // drop packets of the virtual server's new endpoints.
+    // A member has no effect until a rule matches its set. Removes an unwanted member before that
+    // rule is written, which would drop packets of the virtual server's new endpoints.
     let is_ended = |set| (is_quiet && set != Set::LoadBalancerFirewall) || of.lacks_rule(set);
     let may_delete = of.claims.may_delete;
     ended.extend(masquerading::end_drops(

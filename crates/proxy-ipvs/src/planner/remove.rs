@@ -80,7 +80,7 @@ fn is_to_be_taken_off(tables: &Tables, address: &IpAddr) -> bool {
 }
 
 /// Plans the removal of set members that proved ownership of removed virtual servers. If none is
-/// left, removes the sets that only the other `--ipvs-semantics` uses.
+/// left, removes the sets that only the other value of `--ipvs-semantics` uses.
 pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
     // Keeps all members until unwanted virtual servers and addresses are removed: rules must still
     // filter and masquerade packets to them.
@@ -92,10 +92,10 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     }
     // Protocols and ports of unwanted virtual servers that still exist.
     let ports: HashSet<(Protocol, u16)> = left(tables).map(|at| (at.protocol, at.port)).collect();
-    // Addresses of unwanted virtual servers that are in no set with their port, because the kernel
-    // refused that member. These addresses stay in KUBE-IPVS-IPS, as the only proof of ownership.
-    // Other unwanted addresses leave that set now, because rules reject packets to its members, and
-    // the node may have the address.
+    // Addresses of unwanted virtual servers whose address and port the kernel refused as a set
+    // member. KUBE-IPVS-IPS keeps these addresses, as the only proof of ownership. Other unwanted
+    // addresses leave that set now, because rules reject packets to its members, and the node may
+    // have the address.
     let unnamed = left(tables).filter(|at| !is_named(tables, *at));
     let unnamed: HashSet<IpAddr> = unnamed.map(|at| at.address).collect();
     // True if a member still proves ownership of an unwanted virtual server.
@@ -153,8 +153,8 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     Plan { ops }
 }
 
-/// Returns the empty sets that only the other `--ipvs-semantics` uses. Returns none while rules may
-/// still match them.
+/// Returns the empty sets that only the other value of `--ipvs-semantics` uses. Returns none while
+/// rules may still match these sets.
 fn unused_sets(tables: &Tables, of: &Situation<'_>) -> Vec<Set> {
     let is_unused = |set: &&Set| {
         let (sets, members) = (&tables.sets, tables.members(**set));

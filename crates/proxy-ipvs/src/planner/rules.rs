@@ -69,8 +69,8 @@ fn may_go(tables: &Tables, place: LeftoverPlace, of: &Situation<'_>) -> bool {
         LeftoverPlace::Other(_) | LeftoverPlace::Nftables => {
             is_all_made(tables, of) && masquerading::losing_endpoints(tables).next().is_none()
         }
-        // Members of an earlier shim's sets prove ownership of virtual servers until the unwanted
-        // ones are removed.
+        // Members of an earlier shim's sets prove ownership until the unwanted virtual servers are
+        // removed.
         LeftoverPlace::OwnTable | LeftoverPlace::Ipsets => {
             let mut others = tables.leftovers.iter_actual();
             // The kernel keeps sets that the earlier shim's rules still match.

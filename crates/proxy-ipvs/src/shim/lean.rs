@@ -113,8 +113,8 @@ impl Shim {
         chain
     }
 
-    /// Returns the rules for NodePorts, whose conditions are in the order of their cost: first the
-    /// look-up of the port in a set, last that of the address in the routing table.
+    /// Returns the rules for NodePorts. The cheapest condition of a rule comes first (look-up of
+    /// the port in a set), the dearest last (look-up of the address in the routing table).
     fn lean_node_ports(&self, config: &Config) -> Vec<Rule> {
         let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter();
         let filled = protocols.filter(|protocol| self.is_filled(Set::node_port(*protocol)));
@@ -181,8 +181,8 @@ impl Shim {
         chain
     }
 
-    /// Matches packets whose fields are not in the set. Returns `None` for an empty set, which
-    /// needs no look-up.
+    /// Returns a match for packets whose fields are not in the set. Returns `None` for an empty
+    /// set, which needs no look-up.
     fn unless(&self, set: Set, fields: &'static [Field]) -> Option<Match> {
         self.is_filled(set).then_some(self.not_in_set(set, fields))
     }

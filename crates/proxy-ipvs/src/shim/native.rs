@@ -248,8 +248,8 @@ impl Shim {
         ]
     }
 
-    /// Returns the rules for NodePorts, whose conditions are in the order of their cost: first the
-    /// look-up of the port in a set, last that of the address in the routing table.
+    /// Returns the rules for NodePorts. The cheapest condition of a rule comes first (look-up of
+    /// the port in a set), the dearest last (look-up of the address in the routing table).
     fn native_node_ports(&self, config: &Config) -> Vec<Rule> {
         self.node_port_rules(config, true)
     }

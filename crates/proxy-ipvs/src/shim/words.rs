@@ -6,8 +6,8 @@ use kube_rules::nft::{DESTINATION, Field, Line, SOURCE, Sense, Side};
 use nftables_netlink::{Expression, Name, Verdict};
 use proxy::{IpFamily, LocalDetector, Protocol};
 
-/// Key fields of a set look-up. `TO`: destination, protocol, port. `FROM_TO`: the same after the
-/// source.
+/// Key fields of a set look-up. `TO`: destination, protocol, port. `FROM_TO`: source, destination,
+/// protocol, port.
 pub(super) use kube_rules::nft::{ADDRESS_AND_PORT as TO, CONNECTION as FROM_TO};
 
 /// Key fields of a set look-up: source, protocol, destination port.

@@ -245,7 +245,7 @@ fn the_endpoints_of_a_deleted_service_do_not_drain() {
 }
 
 #[test]
-fn a_changed_service_keeps_its_drains() {
+fn drains_continue_after_a_change_of_the_service() {
     let mut world = web(&["10.244.2.1", "10.244.2.2"]);
     world.open(WEB, "10.244.2.2", 1);
     endpoints(&mut world, "default/web", &["10.244.2.1"]);
@@ -678,7 +678,7 @@ impl Story {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Checks three properties after each random step:
+    /// Checks three properties under random events:
     ///
     /// - Endpoints get their weight immediately.
     /// - Destinations without an endpoint get no new connection, and lose no open connection.

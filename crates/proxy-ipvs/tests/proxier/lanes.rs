@@ -434,7 +434,7 @@ fn node_ports_stay_unchanged_until_the_node_is_known() {
         assert_eq!(world.sync().pending, 0);
         assert_eq!(world.written(), Vec::<String>::new());
         assert_eq!(node_ports(&world), both);
-        // The virtual servers at both addresses still follow the endpoints.
+        // The virtual servers at both addresses still follow changes of the endpoints.
         world.slice(slice("default/web", &["10.244.2.9@node2"]));
         world.sync();
         let weights = world.destinations("192.168.99.11:30080").unwrap();

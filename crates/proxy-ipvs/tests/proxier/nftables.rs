@@ -200,7 +200,7 @@ fn the_iptables_shim_is_removed_after_the_nftables_shim_serves() {
 /// The shim's rules keep the table of nftables mode from translating packets, so that table no
 /// longer serves Services.
 #[test]
-fn the_nftables_mode_is_removed_after_the_nftables_shim_serves() {
+fn the_nftables_modes_table_is_removed_after_the_nftables_shim_serves() {
     let kernel = kernel();
     let places = [(LeftoverPlace::Nftables, Arc::default())];
     kernel.state().snapshot.leftovers = Some(places.into());

@@ -262,7 +262,7 @@ fn changed_scheduler_flags_cost_one_write_and_affect_no_other_scheduler() {
 }
 
 #[test]
-fn a_limit_of_connections_changes_each_destination_in_place() {
+fn a_changed_connection_limit_changes_each_destination_in_place() {
     let mut world = named("rr");
     world.sync();
     world.written();

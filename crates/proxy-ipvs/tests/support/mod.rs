@@ -114,7 +114,7 @@ fn settle_after<K: Kernel>(
     synced
 }
 
-/// Lets the proxier read the kernel until it is ready to plan. It writes nothing.
+/// Lets the proxier read the kernel until it is ready to plan. The proxier writes nothing.
 pub(crate) fn read_ahead<K: Kernel>(
     proxier: &mut Proxier<K>,
     model: &Model,

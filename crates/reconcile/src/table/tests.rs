@@ -79,7 +79,7 @@ fn drift_becomes_pending_and_removed_unwanted_entries_are_forgotten() {
 }
 
 #[test]
-fn a_wanted_and_present_value_is_stored_once() {
+fn a_value_that_is_wanted_and_actual_is_stored_once() {
     let mut table = Table::<u8, Arc<str>, u8>::new();
     table.claim(&1, [(1, "a".into())]);
     table.observe([(1, "a".into())]);
@@ -144,7 +144,7 @@ fn removals_that_are_not_allowed_yet_do_not_count_as_overdue() {
 }
 
 #[test]
-fn a_key_with_an_unknown_outcome_waits_for_a_read_despite_new_claims() {
+fn a_key_whose_write_has_an_unknown_outcome_waits_for_a_read_despite_new_claims() {
     let mut table = Table::new();
     let now = Instant::now();
     table.claim(&1, [(1, 1)]);

@@ -496,7 +496,7 @@ mod tests {
     /// Encoded attributes of a virtual server and of one of its destinations.
     type Pair = (Vec<u8>, Vec<u8>);
 
-    /// Fake of the kernel's lists of destinations: inserts at the head, and searches from the head.
+    /// Fake destination lists: like the kernel, they grow at the head and are searched from there.
     #[derive(Default)]
     struct Lists {
         used: Vec<Pair>,
