@@ -26,9 +26,9 @@ pub enum KernelFeature {
         /// Name of the IPVS scheduler, such as `rr`.
         scheduler: String,
     },
-    /// ipsets (module ip_set).
+    /// Support for ipsets (module `ip_set`).
     Ipset,
-    /// nf_tables.
+    /// Support for nf_tables.
     NfTables,
     /// iptables rules of the backend `nft` or `legacy`.
     Iptables(String),

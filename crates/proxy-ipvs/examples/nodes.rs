@@ -434,7 +434,7 @@ fn full(lab: &mut Lab) {
         println!("| {left} connections left, the others just closed | {at_once} |");
         cases.push((left, nodes, open));
     }
-    // The kernel keeps a connection for 10 s after a reset.
+    // IPVS keeps a connection for 10 s after a reset.
     std::thread::sleep(Duration::from_secs(13));
     for (left, nodes, _open) in &cases {
         let later = lab.ask(client, &nodes[0]).map_or("refused", |_| "served");

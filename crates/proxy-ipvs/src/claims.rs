@@ -565,8 +565,8 @@ impl Exclusions {
             keys: keys.iter().filter(is_foreign).copied().collect(),
             ..Self::default()
         };
-        // Excludes fwmark virtual servers, which have the ownership flag too, but are not only for
-        // the NodePort.
+        // Excludes fwmark virtual servers, which have the ownership flag too, but also serve
+        // load-balancer addresses.
         let is_of_node_port = |(key, server): &&(VirtualServerKey, VirtualServer)| {
             key.address().is_some() && server.properties.is_owned()
         };

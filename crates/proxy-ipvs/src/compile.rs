@@ -69,8 +69,8 @@ impl Fragment {
 pub struct NodePortAddresses {
     /// Node addresses that serve NodePorts, sorted.
     pub addresses: Vec<IpAddr>,
-    /// True if `addresses` is complete. While the Node object is unknown, the list has only
-    /// addresses at which the kernel already serves NodePorts.
+    /// True if `addresses` is complete. While the node's addresses or its own IP are unknown, the
+    /// list has only addresses at which the kernel already serves NodePorts.
     pub are_known: bool,
 }
 

@@ -34,7 +34,7 @@ impl Ipvs {
     }
 
     /// Returns the node addresses at which the kernel already serves NodePorts. The proxier uses
-    /// them while the Node object is unknown.
+    /// them while the node's addresses or its own IP are unknown.
     fn found_node_ports(&self, state: &State) -> Vec<IpAddr> {
         let is_node_port = |at: &ServiceAddress| {
             let members = self.tables.members(Set::node_port(at.protocol));

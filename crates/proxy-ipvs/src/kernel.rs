@@ -102,8 +102,8 @@ pub struct FoundSets {
 /// The link `kube-ipvs0`, service addresses on it, and the node's other addresses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FoundAddresses {
-    /// True if `kube-ipvs0` exists and is ready for service addresses: it is up or down as
-    /// `--ipvs-vip-mode` requires, and has its anchor address if it needs one.
+    /// True if `kube-ipvs0` exists and is ready for service addresses: its state (up or down) and
+    /// its own addresses fit `--ipvs-vip-mode`.
     pub has_link: bool,
     /// Service addresses on the link. `--ipvs-vip-mode` decides whether they are addresses or
     /// routes.
@@ -143,8 +143,8 @@ pub enum Glance {
 /// The kernel's state for one IP family, including other programs' entries.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// True if `kube-ipvs0` exists and is ready for service addresses: it is up or down as
-    /// `--ipvs-vip-mode` requires, and has its anchor address if it needs one.
+    /// True if `kube-ipvs0` exists and is ready for service addresses: its state (up or down) and
+    /// its own addresses fit `--ipvs-vip-mode`.
     pub has_link: bool,
     /// Service addresses on the link, without IPv6 link-local addresses. `--ipvs-vip-mode` decides
     /// whether they are addresses or routes.

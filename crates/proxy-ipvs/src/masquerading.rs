@@ -13,7 +13,7 @@
 //! 5. The new Service's firewall begins before the virtual server gets the new endpoints, and
 //!    before packets get the new mark.
 //!
-//! Masquerading a packet without need does no harm.
+//! Masquerading packets a little too long does no harm: endpoints only see the node's address.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -210,9 +210,9 @@ fn serves(server: &VirtualServer) -> bool {
 /// Returns true if entries that depend on a virtual server need not wait for it. One of these
 /// conditions suffices:
 ///
-/// - The virtual server sends new connections only to wanted endpoints, and to at least one of them
-///   if the Service wants any. (Draining destinations have weight 0. After a change of the Service,
-///   former endpoints stay for a while.)
+/// - The virtual server exists, and sends new connections only to wanted endpoints: to at least one
+///   of them if the Service wants any. (Draining destinations have weight 0. After a change of the
+///   Service, former endpoints stay for a while.)
 /// - Its last write failed: no entry waits for a failing virtual server.
 fn accepts_connections(tables: &Tables, key: &VirtualServerKey) -> bool {
     let servers = &tables.servers;
@@ -289,8 +289,8 @@ pub(crate) fn waits_for_new_owner(tables: &Tables, key: &VirtualServerKey) -> bo
 }
 
 /// Returns true while a virtual server sends new connections to unwanted endpoints, unless its last
-/// write failed. Until it ends, packets from outside keep their mark, and the address does not
-/// become local.
+/// write failed. Meanwhile, packets from outside keep their mark, and the address does not become
+/// local.
 pub(crate) fn loses_endpoints(tables: &Tables, key: &VirtualServerKey) -> bool {
     let servers = &tables.servers;
     let (Some(actual), Some(wanted)) = (servers.actual(key), servers.wanted(key)) else {

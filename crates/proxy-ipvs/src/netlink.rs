@@ -18,8 +18,8 @@
 //! - **Dumps**: each dump opens a new socket, because a reloaded kernel module has another netlink
 //!   family number, and a failed socket is of no more use.
 //! - **Batches**: adjacent writes of the same kind are sent together.
-//! - **Refusals**: each refusal becomes a message with advice. An error number has a different
-//!   meaning for each write, as observed on Linux 6.1.
+//! - **Refusals**: each refusal becomes a message with advice. The meaning of an error number
+//!   depends on the write, as observed on Linux 6.1.
 
 mod addresses;
 mod carrier;
@@ -93,7 +93,8 @@ pub struct NetlinkKernel {
     sets: Option<Sets>,
     /// Access to our nftables table, if the shim is in nftables.
     native: Option<Native>,
-    /// This process's sockets for changes to nftables, about which it wants no notifications.
+    /// Sockets through which this process changes nftables. It ignores the kernel's notifications
+    /// about these changes.
     own: Arc<OwnSockets>,
     addresses: Option<Addresses>,
     /// Leftovers outside the iptables backend in use, or `None` until all of them have been read.
@@ -112,8 +113,8 @@ impl NetlinkKernel {
     ///
     /// # Errors
     ///
-    /// Fails if IPVS, ipset, rtnetlink or iptables is missing. The error names it, the reason and
-    /// the next step.
+    /// Fails if IPVS, ipset, rtnetlink or iptables cannot be used. The error names it, the reason
+    /// and the next step.
     pub fn open(family: IpFamily, carrier: impl Into<Carrier>) -> Result<Self, OpenError> {
         let mut kernel = Self::lazy(family, carrier);
         kernel.servers = Some(open_loading(family)?);

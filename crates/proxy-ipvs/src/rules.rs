@@ -282,7 +282,7 @@ impl Rules {
             .flat_map(|((table, _), lines)| lines.iter().map(|line| (*table, line.as_str())))
     }
 
-    /// Returns the number of rules.
+    /// Returns the number of rules in iptables or nftables, including jumps.
     pub fn len(&self) -> usize {
         let chains = self.chains.values().map(Vec::len);
         chains.sum::<usize>() + self.jumps.len() + self.native.len()

@@ -268,7 +268,7 @@ impl Set {
         self.row().kind
     }
 
-    /// Returns the comment that upstream writes on rules that match the set.
+    /// Returns the comment of the rules that match the set.
     pub fn comment(self) -> &'static str {
         self.row().comment
     }
@@ -332,7 +332,7 @@ impl Set {
     }
 }
 
-/// A member of a set. It is formatted as `ipset` does.
+/// A member of a set. It is displayed in the format of `ipset`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Member {
     /// An address (`ADDRESS`).

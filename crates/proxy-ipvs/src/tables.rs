@@ -59,7 +59,7 @@ pub(crate) struct Tables {
     pub(crate) ranges: Table<IpNet, RangeSource, ()>,
     /// Networks that no range of service addresses may make local.
     pub(crate) networks: Networks,
-    /// Virtual servers to which a write got no reply.
+    /// Virtual servers with a write whose reply was lost.
     pub(crate) uncertain: HashSet<VirtualServerKey>,
     pub(crate) foreign: ForeignServers,
 }

@@ -1259,8 +1259,8 @@ fn the_kernel_keeps_the_ownership_flag_and_ipvsadm_hides_it() {
                 notes.collect::<Vec<_>>()
             };
             assert_eq!(notes(&mut kernel), [true; 3]);
-            // This proxy's changes keep the ownership flag. A change by upstream removes it,
-            // because upstream does not know it, and changes nothing else.
+            // This proxy's changes keep the ownership flag. A change by upstream removes only this
+            // flag, because upstream does not know it.
             let change = Op::SetServer(key(2), noted(2, Properties::OWNED));
             assert_done(&apply(&mut kernel, [change]));
             assert_eq!(notes(&mut kernel), [true; 3]);

@@ -90,7 +90,7 @@ impl<V, O> Row<V, O> {
         }
     }
 
-    /// Returns all claims if the owners compete for the key, otherwise an empty slice.
+    /// Returns all claims of a row that has at least two.
     pub(crate) fn contest(&self) -> &[(O, V)] {
         match &self.content {
             Content::One(..) => &[],

@@ -119,7 +119,7 @@ where
         Self::default()
     }
 
-    /// Sets the current time. Rows that become pending later get this time until the next call.
+    /// Sets the current time, for all rows that become pending until the next call.
     pub fn begin(&mut self, now: Instant) {
         let (number, at) = self.epoch;
         if at.is_none_or(|at| now.saturating_duration_since(at) >= GRAIN) {
@@ -153,8 +153,8 @@ where
         self.keys_of.reserve(owners);
     }
 
-    /// Replaces all claims of `owner` by `entries`. The first of several entries with one key wins.
-    /// Costs O(entries of this owner).
+    /// Replaces all claims of `owner` by `entries`. If several entries have the same key, the first
+    /// one wins. Costs O(entries of this owner).
     pub fn claim(&mut self, owner: &O, entries: impl IntoIterator<Item = (K, V)>) {
         let mut fresh: SmallVec<[(K, V); 2]> = SmallVec::new();
         let mut seen = HashSet::new();

@@ -37,7 +37,7 @@ pub enum OpenError {
     Scheduler {
         /// Name of the scheduler (`--ipvs-scheduler`).
         name: String,
-        /// The kernel's reason.
+        /// The kernel's reason why the scheduler is missing.
         reason: String,
     },
     /// iptables cannot write rules of this IP family.

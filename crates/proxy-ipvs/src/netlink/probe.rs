@@ -50,10 +50,10 @@ const NO_SET: &str = "KUBE-PROXY-NO-SET";
 /// Feature of the kernel or of iptables whose absence prevents IPVS mode on this node.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// The kernel refused a set.
+    /// The test could not create a set.
     #[error("cannot make the sets of ipvs mode: {0}")]
     Set(#[from] ipset_netlink::Error),
-    /// The kernel or iptables refused a rule.
+    /// The test could not write a rule.
     #[error("cannot write the rules of ipvs mode: {0}")]
     Rule(#[from] IptablesError),
     /// ipset of this kernel cannot store a packet mark with each member.

@@ -21,7 +21,7 @@ use crate::sets::{Member, Set, SetKind};
 pub(super) struct Sets {
     ipset: Ipset,
     family: IpFamily,
-    /// Sets that the kernel refused to create. Writes of their members fail for the same reason.
+    /// Sets that could not be created. Writes of their members fail for the same reason.
     refused: BTreeSet<Set>,
 }
 

@@ -224,7 +224,7 @@ fn creates(op: &Op, set: Set) -> bool {
     matches!(op, Op::CreateSet(of, _) if *of == set)
 }
 
-/// Returns true if the kernel's virtual server must be created, changed, or get destinations.
+/// Returns true if the proxy must create a virtual server, change it, or add destinations to it.
 pub(super) fn makes(tables: &Tables, key: &VirtualServerKey) -> bool {
     let Some(wanted) = tables.servers.wanted(key) else {
         return false;

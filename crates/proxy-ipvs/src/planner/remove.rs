@@ -42,8 +42,8 @@ pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
             // Keeps the virtual server while its address is local. Otherwise, packets to the
             // address would reach the node's own processes.
             None if address.is_some_and(|address| is_to_be_taken_off(tables, &address)) => {}
-            // Keeps the virtual server: the kernel has reported a new node address, which the proxy
-            // has not read yet. A NodePort may need the virtual server.
+            // Keeps the virtual server: the kernel has reported its address as a new node address,
+            // which the proxy has not read yet. A NodePort may need this virtual server.
             None if address.is_some_and(|address| of.state.is_arriving(&address)) => {}
             // Keeps the fwmark virtual server while rules may mark packets for it. Otherwise, these
             // packets would use the virtual server at their destination address.

@@ -152,7 +152,8 @@ fn a_later_drain_of_the_same_service_is_also_queried_soon() {
     endpoints(&mut world, "default/web", &["10.244.2.1"]);
     let times = looks(&mut world, Duration::from_secs(1));
     assert_eq!(times, [(0, 1), (250, 1), (750, 1)]);
-    // One of two draining endpoints returns. The proxier queries the other no earlier than before.
+    // If one of two draining endpoints returns, the proxier does not query the other endpoint
+    // earlier.
     endpoints(&mut world, "default/web", &["10.244.2.1", "10.244.2.3"]);
     assert_eq!(looks(&mut world, Duration::from_millis(700)), []);
 }

@@ -1,5 +1,5 @@
-//! Tests of other programs' changes, which a drift check or a notification of the kernel reveals,
-//! and which the proxier repairs and reports while events continue.
+//! Tests of other programs' changes while events continue. A drift check or a notification of the
+//! kernel reveals the change, and the proxier repairs and reports it.
 
 use proxy::Notice;
 

@@ -135,7 +135,7 @@ fn virtual_servers_of_other_programs_do_not_make_the_node_unhealthy() {
     assert_eq!(world.proxier.standing().stuck_since, None);
 }
 
-/// A virtual server whose only destination the kernel refuses rejects connections. The node stays
+/// If the kernel refuses its only destination, a virtual server rejects connections. The node stays
 /// healthy anyway.
 #[test]
 fn refused_destinations_do_not_make_the_node_unhealthy() {

@@ -388,7 +388,7 @@ fn a_change_does_not_wait_for_many_services_of_another_namespace() {
 
 // ---- a node whose addresses are not known yet ----
 
-/// Returns a node with two addresses, with a Service whose NodePort is served at both.
+/// Returns a node with two addresses that serves a NodePort at both addresses.
 fn exposed() -> World {
     let addresses = ["192.168.99.10", "192.168.99.11"].map(ip);
     let mut world = World::with(Config::default(), FakeKernel::new(IpFamily::V4, &addresses));

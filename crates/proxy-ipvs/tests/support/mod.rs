@@ -44,8 +44,8 @@ pub(crate) struct SyncSummary {
     pub(crate) unmarked: Vec<String>,
     pub(crate) pending: usize,
     pub(crate) failing: usize,
-    /// Time since which writes have failed and none has succeeded. `None` if the last writes
-    /// succeeded.
+    /// Start of the period in which writes have failed and no write has succeeded. `None` if there
+    /// is no such period.
     pub(crate) stuck: Option<Instant>,
     /// Reason why a worker thread has ended, or `None` while all run.
     pub(crate) gone: Option<String>,
@@ -141,7 +141,7 @@ pub(crate) struct World<K: Kernel = FakeKernel> {
     has_updated: bool,
 }
 
-/// A kernel of which a test can dump all entries.
+/// A kernel whose entries a test can dump.
 pub(crate) trait DumpableKernel: Kernel {
     /// Dumps all entries of the IP family, with the shim and other modes' leftovers if `with_rules`
     /// is true.

@@ -301,7 +301,7 @@ fn destination_key(target: Target) -> DestinationKey {
     }
 }
 
-/// Encodes a destination. The forwarding method is always NAT (masquerading).
+/// Encodes a destination. Its forwarding method is NAT, as for all of this proxy's destinations.
 fn destination(real: &RealServer) -> Destination {
     Destination {
         upper_threshold: real.max_connections.into(),
