@@ -5,8 +5,8 @@
 //! kubernetes/kubernetes#76664). After the daemon has deleted the entry, the next packet opens a
 //! new flow. A flow is stale in two cases:
 //!
-//! 1. A Service claims the flow's original address and port, but none of its serving endpoints
-//!    sends the replies. If the Service has no serving endpoint, all its flows are stale
+//! 1. A Service has the flow's original address and port, but none of its serving endpoints sends
+//!    the replies. If the Service has no serving endpoint, all its flows are stale
 //!    (kubernetes/kubernetes#139628).
 //! 2. The mode has withdrawn its rules for the flow's address and port, no Service claims them, and
 //!    the flow is translated. The translation shows that these rules had redirected the flow
@@ -18,15 +18,17 @@
 //!   Report::withdrawn ─ withdraw ─────▲
 //! ```
 //!
-//! The first case is upstream's (`pkg/proxy/conntrack/cleanup.go`, 1.37), with two exceptions that
-//! protect flows of other programs:
+//! The first case is upstream's (`pkg/proxy/conntrack/cleanup.go`, 1.37), with two differences:
 //!
 //! * A node port counts only at this node's addresses. Packets to other hosts are only forwarded.
-//! * If several Services claim an address and port, the endpoints of all of them are valid.
+//! * If several Services claim an address and port, only the endpoints of the first
+//!   [owner](crate::Owner) are valid, because only this Service is served there. Otherwise, a Service
+//!   in another namespace could list the owner's endpoints, and so keep flows to removed endpoints.
 //!
 //! A tenant can create very many frontends (addresses × ports). A change to addresses or ports
 //! costs O(frontends). Any other change costs O(endpoints). The check of one flow costs O(1).
 
+use std::collections::BTreeSet;
 use std::hash::Hash;
 use std::net::{IpAddr, SocketAddr};
 
@@ -59,6 +61,8 @@ impl Frontend {
 /// The UDP ports of a Service in one IP family, and their endpoints.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UdpService {
+    /// Creation time of the Service, as in [`Owner::created`](crate::Owner::created).
+    created: i64,
     /// Addresses that serve the ports, sorted. `yielded` lists the exceptions: addresses and ports
     /// at which another Service is served.
     addresses: Vec<IpAddr>,
@@ -106,6 +110,7 @@ impl UdpService {
             ip != cluster_ip && !service.ingress_ips.contains(&ip)
         };
         Self {
+            created: service.created.unwrap_or(i64::MAX),
             ports: ports.collect(),
             yielded: service.yielded.iter().filter(external).copied().collect(),
             addresses,
@@ -117,7 +122,8 @@ impl UdpService {
         self.ports.is_empty()
     }
 
-    /// Reports whether both Services have the same frontends, in the same order of ports.
+    /// Reports whether both Services claim the same frontends with the same age, in the same order of
+    /// ports.
     fn has_frontends_of(&self, other: &Self) -> bool {
         let numbers = |of: &Self| {
             let ports = of.ports.iter();
@@ -125,7 +131,8 @@ impl UdpService {
                 .map(|port| (port.port, port.node_port))
                 .collect::<Vec<_>>()
         };
-        self.addresses == other.addresses
+        self.created == other.created
+            && self.addresses == other.addresses
             && self.yielded == other.yielded
             && numbers(self) == numbers(other)
     }
@@ -159,8 +166,8 @@ type PortId = u32;
 #[derive(Debug, Default)]
 pub struct UdpServices {
     services: HashMap<NamespacedName, KnownService>,
-    /// Service and serving endpoints of each UDP port.
-    ports: HashMap<PortId, (NamespacedName, Vec<SocketAddr>)>,
+    /// Serving endpoints of each UDP port.
+    ports: HashMap<PortId, Vec<SocketAddr>>,
     claims: HashMap<Frontend, Claimants>,
     withdrawn: HashSet<Frontend>,
     last_id: PortId,
@@ -173,38 +180,47 @@ struct KnownService {
     ids: Vec<PortId>,
 }
 
+/// Service port that claims a frontend. Claimants of one frontend are sorted as
+/// [`Owner`](crate::Owner) sorts Service ports: by age, then by name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Claimant {
+    created: i64,
+    service: NamespacedName,
+    id: PortId,
+}
+
 /// Service ports that claim one frontend. A frontend nearly always has one claimant.
 #[derive(Debug)]
 enum Claimants {
-    One(PortId),
-    Many(HashSet<PortId>),
+    One(Claimant),
+    Many(BTreeSet<Claimant>),
 }
 
 impl Claimants {
-    fn add(&mut self, id: PortId) {
+    fn add(&mut self, claimant: Claimant) {
         match self {
-            Self::One(one) => *self = Self::Many(HashSet::from_iter([*one, id])),
-            Self::Many(many) => drop(many.insert(id)),
+            Self::One(one) => *self = Self::Many(BTreeSet::from([one.clone(), claimant])),
+            Self::Many(many) => drop(many.insert(claimant)),
         }
     }
 
     /// Removes a Service port. Returns true if no other port claims the frontend.
-    fn remove(&mut self, id: PortId) -> bool {
+    fn remove(&mut self, claimant: &Claimant) -> bool {
         match self {
-            Self::One(one) => *one == id,
+            Self::One(one) => one == claimant,
             Self::Many(many) => {
-                many.remove(&id);
+                many.remove(claimant);
                 many.is_empty()
             }
         }
     }
 
-    fn iter(&self) -> impl Iterator<Item = PortId> {
-        let (one, many) = match self {
-            Self::One(one) => (Some(*one), None),
-            Self::Many(many) => (None, Some(many)),
-        };
-        one.into_iter().chain(many.into_iter().flatten().copied())
+    /// Returns the Service port that is served at the frontend.
+    fn first(&self) -> Option<&Claimant> {
+        match self {
+            Self::One(one) => Some(one),
+            Self::Many(many) => many.first(),
+        }
     }
 }
 
@@ -212,7 +228,7 @@ impl Claimants {
 /// wait while it deletes flows of another owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StaleOf<'a> {
-    /// A Service that claims the flow's destination.
+    /// The Service that has the flow's destination.
     Service(&'a NamespacedName),
     /// A withdrawn frontend that no Service claims.
     Withdrawn(Frontend),
@@ -228,7 +244,7 @@ impl UdpServices {
             Some(known) if known.service == service => return false,
             Some(known) if known.service.has_frontends_of(&service) => {
                 for (id, port) in known.ids.iter().zip(&service.ports) {
-                    if let Some((_, serving)) = self.ports.get_mut(id) {
+                    if let Some(serving) = self.ports.get_mut(id) {
                         serving.clone_from(&port.serving);
                     }
                 }
@@ -250,11 +266,18 @@ impl UdpServices {
         for port in &service.ports {
             let id = self.next_id();
             ids.push(id);
-            self.ports.insert(id, (name.clone(), port.serving.clone()));
+            self.ports.insert(id, port.serving.clone());
+            let claimant = Claimant {
+                created: service.created,
+                service: name.clone(),
+                id,
+            };
             for frontend in frontends(&service, port) {
                 match self.claims.entry(frontend) {
-                    Entry::Vacant(vacant) => drop(vacant.insert(Claimants::One(id))),
-                    Entry::Occupied(mut claimants) => claimants.get_mut().add(id),
+                    Entry::Vacant(vacant) => {
+                        vacant.insert(Claimants::One(claimant.clone()));
+                    }
+                    Entry::Occupied(mut claimants) => claimants.get_mut().add(claimant.clone()),
                 }
             }
         }
@@ -272,9 +295,14 @@ impl UdpServices {
         let mut concerns_flows = false;
         for (id, port) in ids.into_iter().zip(&service.ports) {
             self.ports.remove(&id);
+            let claimant = Claimant {
+                created: service.created,
+                service: name.clone(),
+                id,
+            };
             for frontend in frontends(&service, port) {
                 if let Entry::Occupied(mut claimants) = self.claims.entry(frontend) {
-                    if claimants.get_mut().remove(id) {
+                    if claimants.get_mut().remove(&claimant) {
                         claimants.remove();
                         concerns_flows |= self.withdrawn.contains(&frontend);
                     } else {
@@ -321,14 +349,14 @@ impl UdpServices {
         answerer: SocketAddr,
         node_ports: &NodePorts,
     ) -> Option<StaleOf<'_>> {
-        let mut claimant = None;
-        for (service, serving) in self.claiming(destination, node_ports) {
+        let mut owner = None;
+        for (service, serving) in self.served(destination, node_ports) {
             if serving.binary_search(&answerer).is_ok() {
                 return None;
             }
-            claimant.get_or_insert(service);
+            owner.get_or_insert(service);
         }
-        if let Some(service) = claimant {
+        if let Some(service) = owner {
             return Some(StaleOf::Service(service));
         }
         // Our rules translate every flow that they redirect, so an untranslated flow is not stale.
@@ -338,28 +366,27 @@ impl UdpServices {
         withdrawn.filter(|_| is_translated).map(StaleOf::Withdrawn)
     }
 
-    /// Reports whether the Service `service` claims `destination`.
-    pub fn is_claimed_by(
+    /// Reports whether the Service `service` is served at `destination`.
+    pub fn is_served_by(
         &self,
         service: &NamespacedName,
         destination: SocketAddr,
         node_ports: &NodePorts,
     ) -> bool {
-        let mut claiming = self.claiming(destination, node_ports);
-        claiming.any(|(of, _)| of == service)
+        let mut served = self.served(destination, node_ports);
+        served.any(|(of, _)| of == service)
     }
 
-    /// Returns the Service and the serving endpoints of each UDP port that claims the destination.
-    fn claiming(
+    /// Returns the Services that are served at the destination, each with the serving endpoints of
+    /// its UDP port: at most one at the address, and one at the node port.
+    fn served(
         &self,
         destination: SocketAddr,
         node_ports: &NodePorts,
     ) -> impl Iterator<Item = (&NamespacedName, &[SocketAddr])> {
         frontends_at(destination, node_ports)
-            .filter_map(|frontend| self.claims.get(&frontend))
-            .flat_map(Claimants::iter)
-            .filter_map(|id| self.ports.get(&id))
-            .map(|(service, serving)| (service, serving.as_slice()))
+            .filter_map(|frontend| self.claims.get(&frontend)?.first())
+            .filter_map(|owner| Some((&owner.service, self.ports.get(&owner.id)?.as_slice())))
     }
 }
 

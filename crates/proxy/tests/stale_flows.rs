@@ -368,12 +368,12 @@ fn the_cost_of_stale_flows_is_linear_in_the_frontends() {
         let set = served(service, endpoint);
         assert!(world.services.set(&service.name, set));
     }
-    assert!(!world.is_stale("192.0.3.231:100 10.244.1.3:8100"));
-    let last = &all[2];
+    assert!(!world.is_stale("192.0.3.231:100 10.244.1.1:8100"));
+    let owner = &all[0];
     for _ in 0..200 {
-        for endpoint in ["10.244.1.9", "10.244.1.3"] {
-            let set = served(last, endpoint);
-            assert!(world.services.set(&last.name, set));
+        for endpoint in ["10.244.1.9", "10.244.1.1"] {
+            let set = served(owner, endpoint);
+            assert!(world.services.set(&owner.name, set));
         }
     }
     assert!(world.is_stale("192.0.3.231:100 10.244.1.9:8100"));
@@ -381,29 +381,56 @@ fn the_cost_of_stale_flows_is_linear_in_the_frontends() {
         let concerns_flows = world.services.set(&service.name, UdpService::default());
         assert_eq!(concerns_flows, is_shared, "others claim the same");
     }
-    assert!(!world.is_stale("192.0.3.231:100 10.244.1.3:8100"));
+    assert!(!world.is_stale("192.0.3.231:100 10.244.1.1:8100"));
     let took = began.elapsed();
     assert!(took < Duration::from_secs(20), "{took:?}");
 }
 
 #[test]
-fn a_flow_to_an_endpoint_of_any_service_at_its_address_is_not_stale() {
+fn at_a_contested_address_only_flows_to_the_owners_endpoints_are_not_stale() {
     let mut world = World::new(V4);
+    let claiming = |name: &str, cluster_ip, created| Service {
+        created: Some(created),
+        ..service(name, cluster_ip, "192.0.2.1")
+    };
+    // The younger Service lists the owner's endpoint, and keeps listing it after its end.
     world.tell([
-        Event::ServiceApplied(service("one", "10.96.0.1", "192.0.2.1")),
-        Event::SliceApplied(slice("one-1", "one", 5353, "10.244.1.1")),
-        Event::ServiceApplied(service("two", "10.96.0.2", "192.0.2.1")),
-        Event::SliceApplied(slice("two-1", "two", 5353, "10.244.1.2")),
+        Event::ServiceApplied(claiming("owner", "10.96.0.1", 1)),
+        Event::SliceApplied(slice("owner-1", "owner", 5353, "10.244.1.1")),
+        Event::ServiceApplied(claiming("a-younger", "10.96.0.2", 2)),
+        Event::SliceApplied(slice(
+            "a-younger-1",
+            "a-younger",
+            5353,
+            "10.244.1.1 10.244.1.2",
+        )),
     ]);
     let flows = [
         "192.0.2.1:53 10.244.1.1:5353",
         "192.0.2.1:53 10.244.1.2:5353",
+        "192.0.2.1:53 10.244.1.3:5353",
+        "192.0.2.1:53 10.244.1.4:5353",
     ];
-    assert_eq!(flows.map(|flow| world.is_stale(flow)), [false, false]);
-    assert!(world.is_stale("192.0.2.1:53 10.244.1.3:5353"));
-    assert!(world.is_stale("10.96.0.1:53 10.244.1.2:5353"));
-    assert!(world.tell([Event::ServiceDeleted(name("one"))]));
-    assert_eq!(flows.map(|flow| world.is_stale(flow)), [true, false]);
+    let stale = |world: &World| flows.map(|flow| world.is_stale(flow));
+    assert_eq!(stale(&world), [false, true, true, true]);
+    assert!(world.tell([Event::SliceApplied(slice(
+        "owner-1",
+        "owner",
+        5353,
+        "10.244.1.3"
+    ))]));
+    assert_eq!(stale(&world), [true, true, false, true]);
+    // An older Service claims the address.
+    assert!(world.tell([
+        Event::ServiceApplied(claiming("oldest", "10.96.0.4", 0)),
+        Event::SliceApplied(slice("oldest-1", "oldest", 5353, "10.244.1.4")),
+    ]));
+    assert_eq!(stale(&world), [true, true, true, false]);
+    assert!(world.tell([Event::ServiceApplied(service("oldest", "10.96.0.4", ""))]));
+    assert_eq!(stale(&world), [true, true, false, true]);
+    assert!(world.tell([Event::ServiceDeleted(name("owner"))]));
+    assert_eq!(stale(&world), [false, false, true, true]);
+    assert!(world.is_stale("10.96.0.2:53 10.244.1.4:5353"));
 }
 
 #[test]

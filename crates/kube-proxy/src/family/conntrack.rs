@@ -298,8 +298,7 @@ impl Cleaner {
             .with(|reader| reader.relayed(self.family, Protocol::Udp, answerer.port()));
         relayed.flatten().is_some_and(|relayed| {
             let service = &relayed.name.service;
-            self.services
-                .is_claimed_by(service, destination, node_ports)
+            self.services.is_served_by(service, destination, node_ports)
         })
     }
 }
