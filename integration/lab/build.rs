@@ -1,4 +1,5 @@
-//! Compiles `xstate.c`, which the runner binary embeds.
+//! Compiles `xstate.c` into a shared library, which the runner contains and preloads into User Mode
+//! Linux.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -8,7 +9,7 @@ fn main() {
     println!("cargo::rerun-if-env-changed=CC");
     let out =
         PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("xstate.so");
-    // User Mode Linux exists only on x86-64.
+    // User Mode Linux exists only on x86-64, so other platforms get an empty file.
     if std::env::var("CARGO_CFG_TARGET_ARCH").as_deref() != Ok("x86_64") {
         std::fs::write(&out, []).expect("OUT_DIR is writable");
         return;

@@ -1,4 +1,4 @@
-//! HTTP responses: headers, bodies and their compression.
+//! Builds HTTP responses: headers, bodies and gzip compression.
 
 use std::convert::Infallible;
 use std::io::Write as _;
@@ -19,18 +19,18 @@ use crate::media::{AcceptedEncodings, Coding, Media};
 use crate::object::Object;
 use crate::status::Status;
 
-/// Size from which the server compresses a body, in bytes (`defaultGzipThresholdBytes` of the real
+/// Size in bytes above which the server compresses a body (`defaultGzipThresholdBytes` of the real
 /// API server).
 const WORTH_COMPRESSING: usize = 128 << 10;
-/// Lowest gzip level of zlib-rs that compresses as well as level 1 of Go. The real API server uses
-/// Go's level 1 (`defaultGzipContentEncodingLevel`).
+/// Lowest gzip level of zlib-rs that compresses as well as Go's level 1, which the real API server
+/// uses (`defaultGzipContentEncodingLevel`).
 const LEVEL: Compression = Compression::new(2);
-/// Approximate amount of compressed data in a chunk, in bytes.
+/// Approximate size of a chunk of compressed data, in bytes.
 const CHUNK: usize = 16 << 10;
 
 pub(crate) type Body = UnsyncBoxBody<Bytes, Infallible>;
 
-/// Returns the response for an object. Compresses a large object in chunks, as for lists.
+/// Returns a response with an object. Compresses a large object if the client accepts gzip.
 pub(crate) fn object(code: u16, object: &Object, accepted: AcceptedEncodings) -> Response<Body> {
     let bytes = object.bytes(accepted.media).clone();
     if bytes.len() > WORTH_COMPRESSING && accepted.coding == Coding::Gzip {
@@ -48,8 +48,8 @@ pub(crate) fn list(list: List, accepted: AcceptedEncodings) -> Response<Body> {
     streamed(accepted.media.content_type(), stream::iter(list.chunks))
 }
 
-/// Returns the compressed events of a watch that begins with a list. A client can decompress each
-/// chunk as soon as the chunk arrives.
+/// Returns a watch response with compressed events. Flushes the compressor after each chunk of
+/// events, so that a client can decompress the chunk immediately.
 pub(crate) fn compressed_events(
     events: impl Stream<Item = Bytes> + Send + 'static,
     media: Media,
@@ -57,7 +57,7 @@ pub(crate) fn compressed_events(
     compressed(media.of_watch(), events, 0)
 }
 
-/// Returns the uncompressed events of a watch.
+/// Returns a watch response with uncompressed events.
 pub(crate) fn events(
     events: impl Stream<Item = Bytes> + Send + 'static,
     media: Media,
@@ -73,7 +73,7 @@ pub(crate) fn status(status: &Status, media: Media) -> Response<Body> {
     response
 }
 
-/// Returns a watch response whose only event is an `ERROR` event with this status.
+/// Returns a watch response with status 200 and a single `ERROR` event, which contains `status`.
 pub(crate) fn error_event(status: &Status, media: Media) -> Response<Body> {
     whole(200, media.of_watch(), media.error(status))
 }
@@ -82,8 +82,8 @@ pub(crate) fn json(code: u16, body: &Value) -> Response<Body> {
     whole(code, Media::Json.content_type(), body.to_string().into())
 }
 
-/// Returns an error response in plain text, as the filters in front of a real API server's handlers
-/// send it.
+/// Returns an error response in plain text, like those of the filters in front of a real API
+/// server's handlers (such as the filter for priority and fairness).
 pub(crate) fn refusal(code: u16, retry_after_s: Option<u64>) -> Response<Body> {
     let text = Bytes::from_static(b"refused, as told\n");
     let mut response = whole(code, "text/plain; charset=utf-8", text);
@@ -98,8 +98,8 @@ fn retry_after(response: &mut Response<Body>, seconds: u64) {
     headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
 }
 
-/// Compresses chunks. Sends compressed data once at least `least` bytes are available. If `least`
-/// is 0, sends each chunk separately.
+/// Compresses a body and sends it in parts of at least `least` bytes. If `least` is 0, compresses
+/// and sends each chunk separately.
 fn compressed(
     content: &'static str,
     chunks: impl Stream<Item = Bytes> + Send + 'static,
@@ -108,7 +108,7 @@ fn compressed(
     let encoder = GzEncoder::new(Vec::with_capacity(CHUNK), LEVEL);
     let state = (Box::pin(chunks), Some(encoder), least);
     let packed = stream::unfold(state, async |(mut chunks, mut encoder, least)| {
-        // After the last chunk, the encoder writes its trailer.
+        // After the last chunk, the encoder writes gzip's trailer.
         while let Some(open) = &mut encoder
             && let Some(chunk) = chunks.next().await
         {

@@ -1,4 +1,5 @@
-//! Stores the objects and their change history. Every change has its own resource version.
+//! Stores the objects of an API server and their history. Each change gets the next resource
+//! version.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -15,41 +16,42 @@ use crate::resource::Kind;
 use crate::selector::Scope;
 use crate::status::Status;
 
-/// The state of an API server: its objects and their history. The server and in-process editors
-/// share it. A clone is a handle to the same state. The state outlives its server, and another
-/// server can serve it.
+/// The objects of an API server, and their history. A clone is a handle to the same objects, so
+/// tests can edit them while a server runs. The objects outlive their server, and another server
+/// can serve them.
 #[derive(Debug, Clone)]
 pub struct Cluster {
     state: Arc<Mutex<StoredCluster>>,
-    /// The latest resource version. Each change wakes the watches, which then read the history.
+    /// Latest resource version. Watches wait for this channel, and read new changes from the
+    /// history.
     changed: Arc<watch::Sender<u64>>,
 }
 
-/// Reason why [`Cluster::apply_yaml`] stopped. Objects before the error stay applied.
+/// Reason why [`Cluster::apply_yaml`] stopped. The objects before the error are already stored.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
-    /// The text to apply is not valid YAML.
+    /// The text is not valid YAML.
     #[error("cannot read the YAML: {0}")]
     Yaml(#[from] Box<serde_saphyr::Error>),
-    /// The server rejected an object of the text.
+    /// An object in the text is invalid.
     #[error("document {document} ({object}) is refused")]
     Refused {
-        /// Position of the rejected object's document in the text, counted from 1.
+        /// Position in the text of the document with this object, counted from 1.
         document: usize,
-        /// Kind, namespace and name of the rejected object, as far as the object has them.
+        /// Kind, namespace and name of the invalid object, as far as it has them.
         object: String,
-        /// Error response that a client would get for the rejected object.
+        /// Error response that a client would get for this object.
         #[source]
         status: Box<Status>,
     },
 }
 
 impl Cluster {
-    /// Creates a cluster with the `ServiceCIDR` object of a new Kubernetes cluster. Adds the
-    /// Service `default/kubernetes` if the options ask for it. Ignores options that concern only a
-    /// server, such as its listen address.
+    /// Creates a cluster with only a `ServiceCIDR`, like a new Kubernetes cluster. Adds the Service
+    /// `default/kubernetes` if the options ask for it. Ignores options of the server, such as its
+    /// listen address.
     pub fn new(options: &Options) -> Self {
-        // The family of the first range is the default family of Services.
+        // The first range's IP family is the default family of single-stack Services.
         let cidrs: Vec<IpNet> = options
             .service_cidrs
             .iter()
@@ -95,24 +97,25 @@ impl Cluster {
         }
     }
 
-    /// Creates or replaces an object, including its status. Keeps the identity (uid, creation time)
-    /// of an existing object. Ignores `resourceVersion` in the given object. Returns the stored
+    /// Creates or replaces an object, including its status, and returns the stored object. An
+    /// existing object keeps its uid and creation time. Ignores `resourceVersion` of the given
     /// object.
     pub fn apply(&self, object: Value) -> Result<Value, Status> {
         let object = self.write(|state| state.apply(object))?;
         Ok(object.value())
     }
 
-    /// Returns a recording of an EndpointSlice in its present version, for [`Self::replay`].
+    /// Returns the current state of an EndpointSlice in the form that [`Self::replay`] stores.
+    /// `None` if the EndpointSlice does not exist.
     pub fn recording(&self, namespace: &str, name: &str) -> Option<Recording> {
         let kind = Kind::EndpointSlice;
         let object = self.lock().get(kind, &(namespace.into(), name.into()))?;
         Some(Recording::new(kind, &object))
     }
 
-    /// Stores all `recordings` in one step, so that watches see all of them together. Each object
-    /// keeps its recorded content and gets the next resource version. (Its generation can therefore
-    /// decrease.) This function reaches higher change rates than [`Self::apply`].
+    /// Stores all `recordings` at once, each at a new resource version, so that watches see all of
+    /// them together. Allows more changes per second than [`Self::apply`]. An EndpointSlice's
+    /// generation may decrease.
     pub fn replay<'a>(&self, recordings: impl IntoIterator<Item = &'a mut Recording>) {
         self.write(|state| {
             for slice in recordings {
@@ -121,16 +124,16 @@ impl Cluster {
         });
     }
 
-    /// Applies every object of a YAML or JSON text. The text may have several documents and lists.
-    /// Returns the number of objects.
+    /// Stores every object of a YAML or JSON text like [`Self::apply`]. The text may contain
+    /// several documents, and lists. Returns the number of objects.
     pub fn apply_yaml(&self, text: &str) -> Result<usize, ApplyError> {
         // Tries JSON first: benchmarks load large JSON files, which a JSON parser reads many times
         // faster than a YAML parser.
         let documents: Vec<Value> = if let Ok(document) = serde_json::from_str(text) {
             vec![document]
         } else {
-            // Disables the parser's budget, which protects against untrusted input: large fixture
-            // files exceed this budget.
+            // Disables the parser's limits on untrusted input, because large files of a benchmark
+            // exceed them.
             let options = serde_saphyr::options! { budget: None };
             serde_saphyr::from_multiple_with_options(text, options).map_err(Box::new)?
         };
@@ -155,7 +158,7 @@ impl Cluster {
             .map(drop)
     }
 
-    /// Returns the present version of an object.
+    /// Returns the current state of an object, or `None` if it does not exist.
     pub fn get(&self, kind: Kind, namespace: &str, name: &str) -> Option<Value> {
         let object = self.lock().get(kind, &(namespace.into(), name.into()))?;
         Some(object.value())
@@ -167,7 +170,7 @@ impl Cluster {
         objects.iter().map(|object| object.value()).collect()
     }
 
-    /// Returns the Events that clients have posted.
+    /// Returns the Events that clients have created.
     pub fn events(&self) -> Vec<Value> {
         self.list(Kind::Event)
     }
@@ -177,21 +180,21 @@ impl Cluster {
         self.lock().version
     }
 
-    /// Compacts the history, as a real API server makes etcd do every five minutes. A new watch
-    /// from an older version, or a further page of an older list, gets 410 Expired. Open watches
-    /// continue.
+    /// Compacts the history up to the latest version, as a real API server does in etcd every five
+    /// minutes. Afterwards, a watch from an older version and the next page of an older list get
+    /// 410 Expired. Open watches continue.
     pub fn compact(&self) {
         let mut state = self.lock();
         state.compacted = state.version;
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, StoredCluster> {
-        // Ignores poisoning: every write is atomic, so a test thread that panics leaves the state
-        // valid.
+        // Ignores poisoning: each write leaves a valid state, even if a test panics while it holds
+        // the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Edits the state. Wakes the watches if the edit has created a resource version.
+    /// Runs `edit` on the locked state. Wakes the watches if the resource version has changed.
     pub(crate) fn write<T>(&self, edit: impl FnOnce(&mut StoredCluster) -> T) -> T {
         let mut state = self.lock();
         let result = edit(&mut state);
@@ -205,7 +208,8 @@ impl Cluster {
     }
 }
 
-/// Returns the objects of a document: a list's items, or a single object, or none.
+/// Returns the objects of a YAML document: a list's items, a single object, or none if the document
+/// is empty.
 fn items(mut document: Value) -> Vec<Value> {
     let text = |name: &str| {
         document
@@ -220,7 +224,7 @@ fn items(mut document: Value) -> Vec<Value> {
         document.get_mut("items").map(Value::take),
     ) {
         (Some(kind), Some(Value::Array(mut items))) => {
-            // Items of a ServiceList may lack `apiVersion` and `kind`.
+            // Items of a typed list, such as ServiceList, may lack `apiVersion` and `kind`.
             for item in items
                 .iter_mut()
                 .filter_map(Value::as_object_mut)
@@ -254,13 +258,13 @@ fn describe(object: &Value) -> String {
     }
 }
 
-/// State of a cluster, behind a lock. Module [`crate::write`] implements its writes.
+/// Objects and history of a cluster. Module [`crate::write`] implements the changes.
 #[derive(Debug)]
 pub(crate) struct StoredCluster {
     pub(crate) version: u64,
-    /// Resource version up to which the history is compacted.
+    /// Resource version up to which [`Cluster::compact`] has dropped the history.
     compacted: u64,
-    /// Maximum number of changes that the history of each kind keeps.
+    /// Maximum number of changes in the history of each kind.
     history: usize,
     collections: BTreeMap<Kind, Collection>,
     uids: RandomState,
@@ -270,7 +274,8 @@ pub(crate) struct StoredCluster {
 struct Collection {
     objects: BTreeMap<Key, Arc<Object>>,
     changes: VecDeque<Change>,
-    /// Resource version of the latest change that the history has removed from `changes`.
+    /// Resource version of the latest change that has left `changes` because the history was full.
+    /// 0 if none has.
     dropped: u64,
 }
 
@@ -279,9 +284,11 @@ struct Collection {
 pub(crate) struct Page {
     pub(crate) version: u64,
     pub(crate) objects: Vec<Arc<Object>>,
-    /// Number of keys after the page, including objects that the selectors do not match.
+    /// Number of objects in the namespace of the list after this page, including those that the
+    /// selectors do not match.
     pub(crate) remaining: usize,
-    /// Last key that the page examined, if any. The next page begins after this key.
+    /// Last key that this page examined, even if no selector matches it. The next page begins after
+    /// this key. `None` if the page examined no key.
     pub(crate) last: Option<Key>,
 }
 
@@ -297,21 +304,21 @@ impl StoredCluster {
             .flat_map(|collection| collection.objects.values())
     }
 
-    /// Returns the oldest resource version from which the history of `kind` is complete.
+    /// Returns the oldest resource version from which the history of `kind` has every change.
     pub(crate) fn oldest(&self, kind: Kind) -> u64 {
         self.compacted.max(self.dropped(kind))
     }
 
-    /// Returns the resource version of the last change removed from the history. An open watch at
-    /// an earlier version has lost changes.
+    /// Returns the resource version of the last change that the full history of `kind` has dropped,
+    /// or 0. A watch that is still at an older version misses changes.
     fn dropped(&self, kind: Kind) -> u64 {
         self.collections
             .get(&kind)
             .map_or(0, |collection| collection.dropped)
     }
 
-    /// Returns up to `limit` changes after the version `after`, and the version up to which these
-    /// changes are complete. Returns `None` if the history has already dropped changes after
+    /// Returns up to `limit` changes of `kind` after the version `after`, and the version up to
+    /// which they are complete. Returns `None` if the history no longer has all changes after
     /// `after`.
     pub(crate) fn changes(
         &self,
@@ -341,8 +348,8 @@ impl StoredCluster {
             })
     }
 
-    /// Returns the objects of `scope` after the key `after`, in their state at `version`. Returns
-    /// at most `limit` objects (0: all). The history must reach back to `version`.
+    /// Returns up to `limit` objects of `scope` in their state at `version`, beginning after the
+    /// key `after`. The limit 0 means all. The history must reach back to `version`.
     pub(crate) fn page(
         &self,
         kind: Kind,
@@ -351,8 +358,8 @@ impl StoredCluster {
         after: Option<&Key>,
         limit: usize,
     ) -> Page {
-        // Computes the past state by undoing the later changes. For each object that has changed
-        // since `version`, `past` contains its state before the first change.
+        // Undoes the changes after `version`: for each object that has changed since, `past` has
+        // its state at `version`.
         let mut past: HashMap<&Key, Option<&Arc<Object>>> = HashMap::new();
         for change in self.later(kind, version) {
             past.entry(&change.object.key)
@@ -395,8 +402,8 @@ impl StoredCluster {
         page
     }
 
-    /// Records a new version of `object`, or its deletion if `deleted` is set. The version is the
-    /// next resource version.
+    /// Stores `object` at its resource version, which must be the next one. With `deleted`, removes
+    /// the object instead.
     pub(crate) fn record(&mut self, kind: Kind, object: Arc<Object>, deleted: bool) {
         let collection = self.collections.entry(kind).or_default();
         let before = if deleted {

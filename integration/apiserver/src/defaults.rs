@@ -1,14 +1,11 @@
-//! Sets an object's default values like a real API server. Does not allocate addresses or ports:
-//! clients must set them. Detects only the errors that prevent defaulting.
-//!
-//! Source of the rules: `pkg/apis/*/v1/defaults.go` and `pkg/registry/core/service` of Kubernetes
-//! 1.36.
+//! Sets default values in objects, like a real API server. Does not allocate ClusterIPs or ports:
+//! clients must set them. Reports only errors that prevent defaulting.
 
 use serde_json::{Map, Value, json};
 
 use crate::resource::Kind;
 
-/// Error of an object: the invalid field, and the reason.
+/// Reason why an object is invalid, and the invalid field.
 #[derive(Debug)]
 pub(crate) struct Invalid {
     pub(crate) field: String,
@@ -22,7 +19,7 @@ fn invalid(field: impl Into<String>, why: impl Into<String>) -> Invalid {
     }
 }
 
-/// Sets the default values of `object`. `old` is the previous version of the object, if any.
+/// Sets the default values of `object`. `old` is the stored object that it replaces, if any.
 pub(crate) fn fill(kind: Kind, object: &mut Value, old: Option<&Value>) -> Result<(), Invalid> {
     let object = object
         .as_object_mut()
@@ -114,8 +111,8 @@ fn service(service: &mut Map<String, Value>, old: Option<&Value>) -> Result<(), 
     Ok(())
 }
 
-/// Derives missing values of `clusterIP`, `clusterIPs`, `ipFamilies` and `ipFamilyPolicy` from the
-/// fields that are set. A Service keeps its previous addresses.
+/// Sets `clusterIP`, `clusterIPs`, `ipFamilies` and `ipFamilyPolicy` from those of them that are
+/// given. An updated Service keeps its ClusterIPs.
 fn cluster_ips(
     spec: &mut Map<String, Value>,
     old: Option<&Map<String, Value>>,
@@ -148,7 +145,7 @@ fn cluster_ips(
     Ok(())
 }
 
-/// Sets a field to `value` if the field is absent or null.
+/// Sets the field `name` to `value` if it is absent or null.
 fn default(map: &mut Map<String, Value>, name: &str, value: impl Into<Value>) {
     let slot = map.entry(name).or_insert(Value::Null);
     if slot.is_null() {
@@ -156,7 +153,7 @@ fn default(map: &mut Map<String, Value>, name: &str, value: impl Into<Value>) {
     }
 }
 
-/// Returns a nested object. Creates it if it is absent or null.
+/// Returns the object in the field `name`. Creates an empty one if the field is absent or null.
 fn section<'a>(
     map: &'a mut Map<String, Value>,
     name: &str,
@@ -167,7 +164,7 @@ fn section<'a>(
         .ok_or_else(|| invalid(name, "must be an object"))
 }
 
-/// Returns a nested list of objects. An absent or null list is empty.
+/// Returns the objects in the list `name`. Empty if the field is absent or null.
 fn maps<'a>(
     map: &'a mut Map<String, Value>,
     name: &str,

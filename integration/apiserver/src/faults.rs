@@ -1,8 +1,4 @@
-//! Faults that a test can inject into a server.
-//!
-//! A [`Rule`] affects later requests. The server rejects such requests, does not respond, or cuts,
-//! stalls or slows the bodies of its responses. [`Faults::cut`] and [`Faults::freeze`] affect open
-//! responses. During a fault, the cluster still records changes.
+//! Faults that a test can inject into a server's responses.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,71 +13,70 @@ use tokio::sync::watch;
 
 use crate::resource::Kind;
 
-/// Time for earlier data to leave the socket before the server cuts the connection.
+/// Delay before the server breaks a connection, so that the data before the fault reaches the
+/// client.
 const FLUSH: Duration = Duration::from_millis(5);
 
-/// Fault that the server injects into a response. Lengths count bytes of the response body. A body
-/// that is shorter than the length stays complete.
+/// A fault that the server injects into a response. Lengths are in bytes of the response body. If
+/// the body is shorter than the length, it is sent completely.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fault {
-    /// Rejection with this status code in plain text, as from the filters of a real API server.
+    /// Rejects the request in plain text, like a filter in front of a real API server's handlers.
     Refuse {
         /// HTTP status code of the rejection, from 400 to 599.
         code: u16,
-        /// Value of the response header `Retry-After` in seconds, or `None` to omit the header.
+        /// Seconds in the response header `Retry-After`, or `None` to omit the header.
         #[serde(default)]
         retry_after: Option<u64>,
     },
-    /// Error for a compacted resource version: a list gets the status 410, a watch an `ERROR`
-    /// event.
+    /// Reports that the requested resource version is compacted: a list gets the status 410, a
+    /// watch gets an `ERROR` event.
     Expire,
-    /// Error for a resource version in the future: a list gets the status 504 with the cause
-    /// `ResourceVersionTooLarge`, a watch an `ERROR` event.
+    /// Reports that the requested resource version is in the future: a list gets the status 504
+    /// with the cause `ResourceVersionTooLarge`, a watch gets an `ERROR` event.
     Ahead,
-    /// Timeout of the server, at any requested resource version: a list gets the status 504, a
-    /// watch an `ERROR` event.
+    /// Reports a timeout of the server: a list gets the status 504, a watch gets an `ERROR` event.
     Timeout,
-    /// Rejection of streamed initial lists with 422 Invalid, as by a server that does not support
-    /// them.
+    /// Rejects the request with 422 Invalid, like a server that does not support streamed initial
+    /// lists.
     NoWatchList,
-    /// The server closes the connection and sends no response.
+    /// Closes the connection without a response.
     Drop,
-    /// The server sends no response and keeps the connection open.
+    /// Sends no response, and keeps the connection open.
     Silence,
-    /// The connection breaks after this many bytes of the body.
+    /// Breaks the connection after this many bytes of the body.
     CutAfter(usize),
-    /// The body ends normally after this many bytes.
+    /// Ends the body after this many bytes as if it were complete.
     EndAfter(usize),
-    /// The body stalls after this many bytes, on an open connection.
+    /// Sends nothing more after this many bytes of the body, and keeps the connection open.
     StallAfter(usize),
-    /// The server sends the body in chunks, with a pause before each.
+    /// Sends the body in chunks, with a pause before each chunk.
     Slow {
-        /// Number of bytes per chunk, at least 1.
+        /// Size of a chunk in bytes, at least 1.
         piece: usize,
         /// Pause before each chunk of the body.
         pause: Duration,
     },
 }
 
-/// Purpose of a request, by which a [`Rule`] selects requests.
+/// Purpose of a request. A [`Rule`] can match requests by their purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Purpose {
-    /// A request for a whole list, or for its first page.
+    /// A request for a complete list, or for the first page of a list.
     List,
-    /// A request for a further page of a list.
+    /// A request for a later page of a list, with a `continue` token.
     NextPage,
-    /// A watch that begins with a list.
+    /// A watch that requests a streamed initial list (`sendInitialEvents=true`).
     StreamedList,
-    /// A watch from a resource version.
+    /// A watch that requests no streamed initial list.
     Watch,
-    /// A write, or a request for a single object or an invalid path.
+    /// Any other request: a write, a read of one object, or an invalid path or query.
     Other,
 }
 
-/// A fault, and the requests that it affects. A new rule affects all requests. The methods of this
-/// type restrict the rule to some requests.
+/// A fault, and the requests that it affects: at first all requests. Methods restrict the rule.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
@@ -95,7 +90,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Limits the rule to requests with this purpose.
+    /// Restricts the rule to requests with this purpose.
     #[must_use]
     pub fn on(self, asked: Purpose) -> Self {
         Self {
@@ -104,7 +99,7 @@ impl Rule {
         }
     }
 
-    /// Limits the rule to objects of this kind.
+    /// Restricts the rule to requests for this kind.
     #[must_use]
     pub fn of(self, kind: Kind) -> Self {
         Self {
@@ -113,7 +108,7 @@ impl Rule {
         }
     }
 
-    /// Limits the rule to the next `count` requests that match.
+    /// Restricts the rule to the next `count` requests that it matches.
     #[must_use]
     pub fn times(self, count: usize) -> Self {
         Self {
@@ -134,15 +129,15 @@ impl From<Fault> for Rule {
     }
 }
 
-/// Faults of a server. A clone is a handle to the same faults.
+/// Handle through which tests inject faults into a server. Clones control the same server.
 #[derive(Debug, Clone)]
 pub struct Faults {
     rules: Arc<Mutex<Vec<Rule>>>,
     bodies: Arc<watch::Sender<Bodies>>,
 }
 
-/// Numbers of [`Faults::cut`] and [`Faults::freeze`] calls so far. An open response breaks or
-/// stalls when its number increases.
+/// Number of calls of [`Faults::cut`] and [`Faults::freeze`]. A response in transmission compares
+/// it with the number at its start: after a later call, the response breaks or stalls.
 #[derive(Debug, Clone, Copy, Default)]
 struct Bodies {
     cuts: u64,
@@ -157,27 +152,30 @@ impl Faults {
         }
     }
 
-    /// Adds a rule for new requests. If several rules match a request, the oldest of them applies.
+    /// Adds a rule for new requests. If several rules match a request, the server applies the
+    /// oldest.
     pub fn add(&self, rule: impl Into<Rule>) {
         self.lock().push(rule.into());
     }
 
-    /// Removes all rules for new requests. Responses that are already silent or slow do not change.
+    /// Removes all rules. Responses that a rule already affects do not recover.
     pub fn clear(&self) {
         self.lock().clear();
     }
 
-    /// Breaks the connections of open lists and watches.
+    /// Breaks the connections of all streamed responses in transmission: lists and watches.
     pub fn cut(&self) {
         self.bodies.send_modify(|bodies| bodies.cuts += 1);
     }
 
-    /// Stalls the open lists and watches. They neither continue nor end.
+    /// Stalls all streamed responses in transmission (lists and watches): they neither continue nor
+    /// end.
     pub fn freeze(&self) {
         self.bodies.send_modify(|bodies| bodies.freezes += 1);
     }
 
-    /// Returns the fault of the oldest rule that matches a request, and counts the use of the rule.
+    /// Returns the fault of the oldest rule that matches a request, or `None`. Counts the request
+    /// for the rule's limit.
     pub(crate) fn meet(&self, asked: Purpose, kind: Option<Kind>) -> Option<Fault> {
         let mut rules = self.lock();
         let rule = rules.iter_mut().find(|rule| {
@@ -189,8 +187,8 @@ impl Faults {
         Some(rule.fault)
     }
 
-    /// Wraps a response body, so that `fault`, and later calls of [`Self::cut`] and
-    /// [`Self::freeze`], affect the body.
+    /// Returns a response body with faults: `fault` affects it, and so do later calls of
+    /// [`Self::cut`] and [`Self::freeze`].
     pub(crate) fn spoil(
         &self,
         body: impl Stream<Item = Bytes> + Send + 'static,
@@ -231,10 +229,10 @@ impl Faults {
 /// A response body in transmission, and the fault that affects it.
 struct Sent {
     body: BoxStream<'static, Bytes>,
-    /// Data of the body that remains to be sent.
+    /// Bytes taken from `body` that are not yet sent.
     unsent: Bytes,
     fault: Option<Fault>,
-    /// Number of bytes to send before the fault. `None` if the fault has no length.
+    /// Number of bytes to send before the fault. `None` if the fault is not at a certain byte.
     left: Option<usize>,
     piece: usize,
     pause: Duration,
@@ -246,7 +244,7 @@ impl Sent {
     async fn next(&mut self) -> Option<io::Result<Bytes>> {
         let mut bodies = self.bodies.clone();
         let began = self.began;
-        // If the sender of the signal no longer exists, no cut can occur.
+        // If all handles of the faults are dropped, no cut can follow, so this waits forever.
         let cut = async {
             if bodies.wait_for(|now| now.cuts != began.cuts).await.is_err() {
                 std::future::pending::<()>().await;

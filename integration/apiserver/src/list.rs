@@ -1,4 +1,4 @@
-//! LIST: sends a page of a consistent snapshot as a stream.
+//! LIST: sends one page of objects, all from one resource version, as a stream of chunks.
 
 use std::sync::Arc;
 
@@ -18,8 +18,8 @@ use crate::status::Status;
 /// Approximate size of a response chunk, in bytes. Every chunk ends with a complete object.
 pub(crate) const CHUNK: usize = 64 << 10;
 
-/// Returns the resource version that the server must reach before it answers a list request from
-/// the watch cache. `None`: the request does not wait.
+/// Returns the resource version for which a list request from the watch cache must wait. `None` if
+/// the request does not wait.
 pub(crate) fn awaited(query: &Query) -> Option<u64> {
     let version = query.number("resourceVersion").ok()??;
     let is_exact = match query.text("resourceVersionMatch") {
@@ -29,7 +29,7 @@ pub(crate) fn awaited(query: &Query) -> Option<u64> {
     (!is_exact && query.text("continue").is_empty()).then_some(version)
 }
 
-/// Returns the page that a query requests. The page has a `continue` token if more objects follow.
+/// Returns the page that `query` requests, and its `continue` token (empty for the last page).
 pub(crate) fn page(
     cluster: &Cluster,
     kind: Kind,
@@ -41,7 +41,7 @@ pub(crate) fn page(
     let current = state.version;
     let matching = query.text("resourceVersionMatch");
     let asked = query.number("resourceVersion")?;
-    // The limit 0 means no limit.
+    // `limit=0` means no limit, as in a real API server.
     let mut limit = usize::try_from(query.number("limit")?.unwrap_or(0)).unwrap_or(usize::MAX);
 
     if query.flag("sendInitialEvents").is_some() {
@@ -53,7 +53,7 @@ pub(crate) fn page(
         ("", "Exact" | "NotOlderThan", None) => return wrong("needs a resourceVersion"),
         ("", "Exact", Some(0)) => return wrong("Exact has no version 0"),
         ("", "Exact", Some(version)) => (version, None),
-        // If the query has a limit, the list has exactly the requested resource version.
+        // A query with a limit and a resource version requests exactly this version.
         ("", "", Some(version @ 1..)) if limit > 0 => (version, None),
         ("", "" | "NotOlderThan", asked) => {
             if asked == Some(0) && cache == WatchCache::Present {
@@ -99,19 +99,20 @@ pub(crate) fn page(
 
 /// A page of a list, encoded as response chunks.
 pub(crate) struct List {
-    /// Length of all chunks in bytes. Excludes the separators between items.
+    /// Length in bytes of all chunks, without the few bytes before each item (JSON separators,
+    /// protobuf headers).
     pub(crate) length: usize,
     pub(crate) chunks: Chunks,
 }
 
 impl List {
-    /// Encodes a page. `on` is the page's continue token, or empty for the last page.
+    /// Encodes a page. `on` is its `continue` token, empty for the last page.
     pub(crate) fn new(kind: Kind, page: Page, on: &str, scope: &Scope, media: Media) -> Self {
         let resource = kind.resource();
         let mut metadata = json!({ "resourceVersion": page.version.to_string() });
         if let (false, Some(metadata)) = (on.is_empty(), metadata.as_object_mut()) {
             metadata.insert("continue".into(), on.into());
-            // If a selector applies, the number of remaining matches is unknown.
+            // With selectors, the server does not know how many of the remaining objects match.
             if !scope.selects() {
                 metadata.insert("remainingItemCount".into(), page.remaining.into());
             }
@@ -143,7 +144,7 @@ impl List {
 
 pub(crate) struct Chunks {
     media: Media,
-    /// Start of the next chunk, or `None` after the last chunk.
+    /// First bytes of the next chunk, or `None` after the last chunk.
     next: Option<Vec<u8>>,
     objects: std::vec::IntoIter<Arc<Object>>,
     first: bool,
@@ -174,8 +175,8 @@ impl Iterator for Chunks {
     }
 }
 
-/// Returns a continue token. It contains the snapshot's version (`-` for the current version) and
-/// the last key of the previous page.
+/// Returns a `continue` token from the list's resource version (`-` for the current version) and
+/// the last key of the page.
 fn token(version: Option<u64>, (namespace, name): &Key) -> String {
     let version = version.map_or_else(|| "-".to_owned(), |version| version.to_string());
     format!("{version}/{namespace}/{name}")

@@ -1,4 +1,4 @@
-//! Encodings of responses, and their negotiation by the headers `Accept` and `Accept-Encoding`.
+//! Encodings of responses, chosen by the request headers `Accept` and `Accept-Encoding`.
 
 use bytes::Bytes;
 
@@ -12,7 +12,7 @@ pub(crate) enum Media {
     Protobuf,
 }
 
-/// Encodings that a client accepts for the response: media type and content coding.
+/// Encodings of a response that a client accepts: media type, and content coding (gzip).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AcceptedEncodings {
     pub(crate) media: Media,
@@ -27,15 +27,15 @@ pub(crate) enum Coding {
 }
 
 impl AcceptedEncodings {
-    /// Parses the values of `Accept` and `Accept-Encoding`. Pass an empty string for a missing
-    /// header.
+    /// Chooses the encodings for a request by its headers `Accept` and `Accept-Encoding`. An absent
+    /// header is an empty string.
     ///
     /// # Errors
     ///
     /// Returns 406 if the client accepts no supported encoding.
     pub(crate) fn negotiate(accept: &str, encodings: &str) -> Result<Self, Status> {
         let media = Media::negotiate(accept).ok_or_else(|| Status::not_acceptable(accept))?;
-        // Like the real API server, accepts `gzip` at any position of the client's list.
+        // Like the real API server, uses gzip wherever the header names it.
         let coding = if encodings.split(',').any(|name| name.trim() == "gzip") {
             Coding::Gzip
         } else {
@@ -48,7 +48,7 @@ impl AcceptedEncodings {
 impl Media {
     pub(crate) const ALL: [Self; 2] = [Self::Json, Self::Protobuf];
 
-    /// Returns the `Content-Type` of responses except watches.
+    /// Returns the `Content-Type` of a response that is not a watch.
     pub(crate) fn content_type(self) -> &'static str {
         match self {
             Self::Json => "application/json",
@@ -56,7 +56,7 @@ impl Media {
         }
     }
 
-    /// Returns the `Content-Type` of a watch.
+    /// Returns the `Content-Type` of a watch response.
     pub(crate) fn of_watch(self) -> &'static str {
         match self {
             Self::Json => "application/json",
@@ -64,7 +64,8 @@ impl Media {
         }
     }
 
-    /// Returns the first supported media type of `Accept`, in the client's order of preference.
+    /// Returns the supported media type that the client prefers by the quality values (`q`) in
+    /// `Accept`.
     fn negotiate(accept: &str) -> Option<Self> {
         if accept.is_empty() {
             return Some(Self::Json);
@@ -76,7 +77,7 @@ impl Media {
             .find_map(|range| Self::ALL.into_iter().find(|media| range.is_met_by(*media)))
     }
 
-    /// Encodes a `Status` as a complete response body.
+    /// Encodes a `Status` as the body of an error response.
     pub(crate) fn status(self, status: &Status) -> Bytes {
         match self {
             Self::Json => status.to_json().to_string().into(),
@@ -84,7 +85,8 @@ impl Media {
         }
     }
 
-    /// Writes a watch event. `object` has the encoding of a single-object response.
+    /// Appends a watch event of type `what` to `out`. `object` is encoded as in a single-object
+    /// response.
     pub(crate) fn event(self, what: &str, object: &[u8], out: &mut Vec<u8>) {
         match self {
             Self::Json => {
@@ -102,7 +104,7 @@ impl Media {
         }
     }
 
-    /// Returns the `ERROR` event that ends a watch.
+    /// Returns an encoded watch event of type `ERROR` with this status.
     pub(crate) fn error(self, status: &Status) -> Bytes {
         let mut out = Vec::new();
         self.event("ERROR", &self.status(status), &mut out);
@@ -110,7 +112,7 @@ impl Media {
     }
 }
 
-/// Media range in an `Accept` header.
+/// Entry of an `Accept` header, such as `application/json;q=0.9`.
 struct Range<'a> {
     name: &'a str,
     parameters: Vec<&'a str>,
@@ -118,7 +120,7 @@ struct Range<'a> {
 }
 
 impl<'a> Range<'a> {
-    /// Parses a media range. Returns `None` if the server does not support the range.
+    /// Parses an entry of the header. Returns `None` if its quality value (`q`) is 0 or invalid.
     fn parse(text: &'a str) -> Option<Self> {
         let mut parts = text.split(';').map(str::trim);
         let name = parts.next()?;
@@ -137,8 +139,8 @@ impl<'a> Range<'a> {
     }
 
     fn is_met_by(&self, media: Media) -> bool {
-        // If kubectl requests a Table, the server sends the object itself. The server supports no
-        // other transformation.
+        // For a Table, which kubectl requests in JSON, the server returns the object itself. It
+        // rejects requests for other transformations.
         let is_known = |parameter: &&str| match parameter.split_once('=') {
             Some(("as", form)) => form == "Table" && media == Media::Json,
             Some(("stream", what)) => what == "watch",

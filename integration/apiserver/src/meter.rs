@@ -1,4 +1,4 @@
-//! Counts the bytes that a connection sends for each request.
+//! Counts the bytes that the server sends for each request, including headers.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -9,20 +9,21 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::request::Entry;
 
-/// A connection with a byte counter.
+/// A connection that counts the bytes written to it.
 #[derive(Debug)]
 pub(crate) struct MeteredStream<S> {
     stream: S,
     meter: Meter,
 }
 
-/// Log entry of the request that a connection now serves. The bytes that the connection sends count
-/// for this request. Clones share the entry.
+/// Log entry of the request that a connection is serving, to which the connection adds each byte it
+/// sends. Clones share this entry.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Meter(Arc<Mutex<Option<Arc<Entry>>>>);
 
 impl Meter {
-    /// Counts all further bytes of the connection for the request `entry`, or for no request.
+    /// Adds the bytes that the connection sends from now on to the request `entry`. `None` stops
+    /// counting.
     pub(crate) fn turn_to(&self, entry: Option<Arc<Entry>>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = entry;
     }

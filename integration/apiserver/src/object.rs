@@ -1,4 +1,4 @@
-//! A stored object: its encoded bytes, and the values that selectors compare.
+//! Objects as the fixture stores them: encoded bytes, and the values that selectors compare.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,7 +11,8 @@ use crate::media::Media;
 use crate::protobuf::{self, TypeMismatch};
 use crate::resource::Kind;
 
-/// Namespace (empty for cluster-scoped kinds) and name. Lists are sorted by this key.
+/// Key of an object: its namespace (empty for cluster-scoped kinds) and its name. Lists are sorted
+/// by this key.
 pub(crate) type Key = (Box<str>, Box<str>);
 
 /// An immutable version of an object.
@@ -19,41 +20,42 @@ pub(crate) type Key = (Box<str>, Box<str>);
 pub(crate) struct Object {
     pub(crate) key: Key,
     pub(crate) version: u64,
-    /// Labels of the object, sorted by key.
+    /// Labels of the object as (key, value), sorted by key.
     labels: Box<[(Box<str>, Box<str>)]>,
-    /// Values of the resource's selectable fields, in the order of the resource's table row.
+    /// Values of the fields that field selectors of this kind can name, in the order of [`Kind`]'s
+    /// table row.
     fields: Box<[(&'static str, Box<str>)]>,
     json: EncodedObject,
     protobuf: EncodedObject,
 }
 
-/// An object in one encoding. The fixture encodes the object once for all readers.
+/// An object's bytes in JSON or in protobuf. All readers share these bytes, so the fixture encodes
+/// each version once.
 #[derive(Debug)]
 struct EncodedObject {
-    /// Bytes of the object with its kind, as in a single-object response or an event.
+    /// Object with `kind` and `apiVersion`, as a single-object response or a watch event contains
+    /// it.
     whole: Bytes,
-    /// Range of the object's bytes without the kind. In a Go server's list, items have no kind.
+    /// Range in `whole` of the object without `kind` and `apiVersion`, because a Go server's list
+    /// items omit both.
     body: Range<usize>,
 }
 
-/// A change in a collection's history.
+/// A change of one object, as the history of its kind records it.
 #[derive(Debug, Clone)]
 pub(crate) struct Change {
     pub(crate) version: u64,
     /// The object before the change, or `None` if the change created the object.
     pub(crate) before: Option<Arc<Object>>,
-    /// The object after the change. After a deletion, the last state of the object, with the
-    /// version of the deletion.
+    /// The object after the change. After a deletion: its last content, with the resource version
+    /// of the deletion.
     pub(crate) object: Arc<Object>,
     pub(crate) deleted: bool,
 }
 
 impl Object {
-    /// Encodes the object `value`, whose `metadata.resourceVersion` is `version`.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`TypeMismatch`] with the first field whose value has the wrong type.
+    /// Encodes the object `value` in JSON and in protobuf. Its `metadata.resourceVersion` must be
+    /// `version`.
     pub(crate) fn new(kind: Kind, version: u64, value: &Value) -> Result<Self, TypeMismatch> {
         let text = |path: &str| -> Box<str> {
             match path.split('.').try_fold(value, |at, name| at.get(name)) {
@@ -80,7 +82,7 @@ impl Object {
             resource.api_version()
         );
         let body = serde_json::to_vec(&body).expect("a map of JSON values is JSON");
-        // Removes the opening brace of the JSON.
+        // Drops the JSON's opening brace, because `head` already contains one.
         let body = body.get(1..).unwrap_or_default();
         let json = [head.as_bytes(), body].concat();
         let message = protobuf::encode(kind, value)?;
@@ -122,7 +124,7 @@ impl Object {
             .map(|(_, value)| &**value)
     }
 
-    /// Returns the value of a selectable field, or an empty text if the object lacks the field.
+    /// Returns the value of a selectable field, or an empty string if the object lacks the field.
     pub(crate) fn field(&self, name: &str) -> &str {
         match name {
             "metadata.name" => self.name(),
@@ -135,13 +137,14 @@ impl Object {
         }
     }
 
-    /// Returns the bytes of the object as in a single-object response or a watch event.
+    /// Returns the encoded object with `kind` and `apiVersion`, for a single-object response or a
+    /// watch event.
     pub(crate) fn bytes(&self, media: Media) -> &Bytes {
         &self.encoded(media).whole
     }
 
-    /// Returns the bytes of the object as a list item: without its kind, and in JSON without its
-    /// opening brace.
+    /// Returns the encoded object as a list item: without `kind` and `apiVersion`, and in JSON
+    /// without the opening brace.
     pub(crate) fn item(&self, media: Media) -> &[u8] {
         let encoded = self.encoded(media);
         encoded.whole.get(encoded.body.clone()).unwrap_or_default()
@@ -158,8 +161,8 @@ impl Object {
         serde_json::from_slice(&self.json.whole).expect("an object is stored as JSON that we wrote")
     }
 
-    /// Returns a copy of the object with a new version and the given encoded bytes. The content of
-    /// these bytes must differ from the object only in the version.
+    /// Returns this object with another resource version. `json` and `protobuf` must encode the
+    /// same object at this version.
     fn with(&self, version: u64, json: Bytes, protobuf: Bytes) -> Self {
         let encoded = |whole, as_in: &EncodedObject| EncodedObject {
             whole,
@@ -175,7 +178,7 @@ impl Object {
         }
     }
 
-    /// Returns the object at another resource version.
+    /// Returns a copy of the object with the resource version `version`, encoded again.
     pub(crate) fn at_version(&self, kind: Kind, version: u64) -> Self {
         let mut value = self.value();
         if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
@@ -185,14 +188,14 @@ impl Object {
     }
 }
 
-/// An object that a test can store repeatedly with different versions: see
-/// [`crate::Cluster::replay`]. The fixture encodes the object once for each number of digits in the
-/// version.
+/// An EndpointSlice that a test stores many times, each time at a new resource version: see
+/// [`crate::Cluster::replay`]. Replaces only the version's digits in the encoded bytes, and encodes
+/// the object again only if the number of digits changes.
 #[derive(Debug)]
 pub struct Recording {
     kind: Kind,
     object: Object,
-    /// Range of the version's digits in the JSON.
+    /// Range of the resource version's digits in the encoded JSON.
     in_json: Range<usize>,
     in_protobuf: Range<usize>,
 }
@@ -202,9 +205,9 @@ impl Recording {
         Self::of_digits(kind, object, object.version.to_string().len())
     }
 
-    /// Finds the digits of `resourceVersion` in the encoded object: encodes the object twice, with
-    /// versions that differ in each digit, and compares the bytes. As in etcd, a version has 63
-    /// bits, so at most 19 digits.
+    /// Finds the digits of `resourceVersion` in the encoded object. Encodes the object at the
+    /// versions 11…1 and 22…2, and takes the bytes that differ. As in etcd, a version has 63 bits,
+    /// so at most 19 digits.
     fn of_digits(kind: Kind, object: &Object, digits: usize) -> Self {
         let of = |digit: u64| (0..digits).fold(0, |number, _| 10 * number + digit);
         let (ones, twos) = (
@@ -274,7 +277,8 @@ mod tests {
 
     #[test]
     fn a_recorded_object_equals_the_stored_object_at_every_resource_version() {
-        // The digits of the version also appear in other fields of the object.
+        // These fields contain the same digits as the resource version, which must not confuse the
+        // search for the version.
         let given = json!({
             "kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", "addressType": "IPv4",
             "metadata": {

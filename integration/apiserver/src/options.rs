@@ -5,38 +5,38 @@ use std::time::Duration;
 
 use crate::tls::Tls;
 
-/// Options of a server and its cluster.
+/// Options of a [`crate::Server`] and of its [`crate::Cluster`].
 #[derive(Debug)]
 pub struct Options {
     /// Listen address, unless `listener` is given. The default is a free port of 127.0.0.1.
     pub address: SocketAddr,
-    /// Listening socket that the server uses instead of `address`, if given. It may belong to
-    /// another network namespace.
+    /// Socket on which the server listens instead of `address`. It may belong to another network
+    /// namespace.
     pub listener: Option<std::net::TcpListener>,
-    /// True to support streamed initial lists (KEP-3157). If false, the server rejects requests for
-    /// such lists with 422 Invalid.
+    /// True if the server supports streamed initial lists (`sendInitialEvents`, KEP-3157). If
+    /// false, it rejects requests for them with 422 Invalid.
     pub watch_list: bool,
-    /// Compression of streamed initial lists by the server.
+    /// Compression of streamed initial lists, for clients that accept gzip.
     pub streamed_lists: StreamedLists,
-    /// Presence of a watch cache in the server. The cache affects lists that accept any resource
-    /// version (`resourceVersion=0`), and requests for a future resource version.
+    /// Watch cache of the server. It affects lists that accept any resource version
+    /// (`resourceVersion=0`), and requests for a future resource version.
     pub watch_cache: WatchCache,
-    /// Interval between the bookmarks of a watch, if the watch requests bookmarks.
+    /// Interval between two bookmarks of a watch that requests bookmarks.
     pub bookmark_interval: Duration,
-    /// True to create the Service `default/kubernetes` at 10.96.0.1.
+    /// True to create the Service `default/kubernetes` with the ClusterIP 10.96.0.1.
     pub kubernetes_service: bool,
-    /// Ranges of cluster IPs: an IPv4 range with 10.96.0.1, and an IPv6 range. The first
-    /// `ServiceCIDR` object has the same ranges.
+    /// Ranges of ClusterIPs, stored as the cluster's first `ServiceCIDR` object: an IPv4 range that
+    /// contains 10.96.0.1, and an IPv6 range.
     pub service_cidrs: [&'static str; 2],
-    /// True to record the send times of change events, for `GET /fixture/sent`.
+    /// True to record when the server sends the event of each change, for `GET /fixture/sent`.
     pub notes_sent: bool,
-    /// Number of changes that the server's history keeps for each kind. A watch can resume from any
-    /// of these changes.
+    /// Maximum number of changes of each kind in the history. A watch can resume from any of these
+    /// changes.
     pub history: usize,
-    /// Certificates for HTTPS. `None`: the server uses HTTP.
+    /// Certificates for HTTPS, or `None` for HTTP.
     pub tls: Option<Tls>,
-    /// Bearer tokens that the server accepts. `None`: every client is authorized, unless
-    /// [`Tls::clients`] is set.
+    /// Bearer tokens that the server accepts. `None`: the server authorizes every client, unless
+    /// [`Tls::clients`] requires client certificates.
     pub tokens: Option<Vec<String>>,
 }
 
@@ -59,26 +59,26 @@ impl Default for Options {
     }
 }
 
-/// Presence of a watch cache, from which the server answers requests for any version
+/// Watch cache: the API server's copy of etcd, from which it answers lists that accept any version
 /// (`resourceVersion=0`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum WatchCache {
-    /// Lists that accept any version have no pages. A request for a future version waits for this
-    /// version.
+    /// The server has a watch cache. A list that accepts any version ignores its limit. A request
+    /// for a future version waits for this version.
     #[default]
     Present,
-    /// Lists have pages if the client sets a limit. A request for a future version fails
-    /// immediately.
+    /// The server has no watch cache. Every list respects its limit. A request for a future version
+    /// fails immediately.
     Absent,
 }
 
-/// Compression of streamed lists for clients that accept gzip.
+/// Compression of streamed initial lists, for clients that accept gzip.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum StreamedLists {
-    /// Not compressed, as in servers before Kubernetes 1.37.
+    /// No compression, as in API servers before Kubernetes 1.37.
     #[default]
     Plain,
-    /// Compressed (`WatchListCompression`), including the changes after the list. A client can
-    /// decompress each chunk as soon as the chunk arrives.
+    /// Compression of the whole watch (`WatchListCompression`). The server flushes each chunk, so
+    /// that a client can decompress it immediately.
     Compressed,
 }

@@ -1,9 +1,5 @@
-//! A proxy between clients and a server. The proxy speaks HTTP `CONNECT` (also over TLS) or SOCKS5
-//! (RFC 1928, RFC 1929).
-//!
-//! With SOCKS5, the proxy supports only the connect command. Like real proxies, it has separate
-//! error codes for forbidden, unreachable and unknown targets. It resolves only the names in its
-//! options, so that a test sees whether the client or the proxy resolves a name.
+//! A test proxy between a client and a server: HTTP `CONNECT` (optionally over TLS) or SOCKS5 (RFC
+//! 1928, RFC 1929).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,7 +17,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::tls::{self, Tls};
 
-/// Protocol that a client speaks with the proxy.
+/// Protocol between a client and the proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ProxyProtocol {
     /// HTTP/1.1 with `CONNECT` tunnels.
@@ -34,19 +30,19 @@ pub enum ProxyProtocol {
 /// Options of a test proxy.
 #[derive(Clone)]
 pub struct ProxyOptions {
-    /// Listen address. The default is a free port of 127.0.0.1.
+    /// Listen address of the proxy. The default is a free port of 127.0.0.1.
     pub address: SocketAddr,
-    /// Protocol that clients speak with the proxy.
+    /// Protocol between clients and the proxy.
     pub speaks: ProxyProtocol,
     /// Certificates for TLS between clients and the proxy, or `None` for connections without TLS.
     pub tls: Option<Tls>,
-    /// Name and password that a client must send. `None`: the proxy requires no password, and
-    /// rejects SOCKS clients that insist on a password.
+    /// User name and password that a client must send. `None`: the proxy requires none, and rejects
+    /// SOCKS5 clients that offer only password authentication.
     pub user: Option<(String, String)>,
-    /// Addresses of the names that the proxy can resolve.
+    /// Host names that the proxy can resolve, with their addresses.
     pub names: BTreeMap<String, IpAddr>,
-    /// True to reject every target. An HTTP client gets the status 403, a SOCKS client "not allowed
-    /// by ruleset".
+    /// True to reject every target: with status 403 for HTTP, with "connection not allowed by
+    /// ruleset" for SOCKS5.
     pub refuses: bool,
 }
 
@@ -63,7 +59,7 @@ impl Default for ProxyOptions {
     }
 }
 
-/// Omits the password from the output.
+/// Omits the password from debug output.
 impl fmt::Debug for ProxyOptions {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = formatter.debug_struct("ProxyOptions");
@@ -73,7 +69,7 @@ impl fmt::Debug for ProxyOptions {
     }
 }
 
-/// A running proxy. Dropping it closes its tunnels.
+/// A running test proxy. Dropping it closes its listening socket and its tunnels.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
@@ -81,19 +77,19 @@ pub struct Proxy {
     task: JoinHandle<()>,
 }
 
-/// Reason why the proxy rejects a client's request for a tunnel.
+/// Reason why the proxy rejects a tunnel to a target.
 enum Refusal {
-    /// The client's name or password is wrong or missing.
+    /// The user name or the password is wrong or missing.
     Unknown,
-    /// The client offers no supported authentication method.
+    /// The request is not a `CONNECT` in a form that the proxy supports.
     Unacceptable,
-    /// The proxy's options forbid the target.
+    /// The proxy rejects every target ([`ProxyOptions::refuses`]).
     Forbidden,
-    /// The proxy cannot resolve the target's name.
+    /// The proxy cannot resolve the target's host name.
     Nameless,
     /// The proxy cannot connect to the target.
     Unreachable,
-    /// The client violates the protocol, or has disconnected.
+    /// The client violates the protocol, or has closed the connection.
     Broken,
 }
 
@@ -104,7 +100,8 @@ impl From<io::Error> for Refusal {
 }
 
 impl Proxy {
-    /// Serves from a task of the current runtime. Fails if the socket or a certificate is unusable.
+    /// Starts a proxy as a task of the current runtime. Fails if it cannot listen on the address,
+    /// or if a certificate is unusable.
     #[expect(
         clippy::unused_async,
         reason = "it needs a runtime, and says so by its type"
@@ -140,8 +137,8 @@ impl Proxy {
         self.address
     }
 
-    /// Returns the targets that clients have requested, in order and as the clients named them:
-    /// `name:port`, `[::1]:port`.
+    /// Returns the targets of all tunnel requests, oldest first, in the client's notation:
+    /// `name:port` or `[::1]:port`.
     pub fn targets(&self) -> Vec<String> {
         let targets = self.targets.lock().unwrap_or_else(PoisonError::into_inner);
         targets.clone()
@@ -177,7 +174,7 @@ impl Service {
             ProxyProtocol::Http => self.connect(&mut client).await,
             ProxyProtocol::Socks5 => self.socks(&mut client).await,
         };
-        // A client that has disconnected gets no reply.
+        // If the client has disconnected, it gets no reply.
         match opened {
             Ok(mut server) => _ = copy_bidirectional(&mut client, &mut server).await,
             Err(answer) => {
@@ -187,7 +184,8 @@ impl Service {
         }
     }
 
-    /// Handles a `CONNECT` request. An error holds the reply to the client.
+    /// Handles an HTTP `CONNECT` request: connects to the target. An error contains the response
+    /// for the client.
     async fn connect<C>(&self, client: &mut C) -> Result<TcpStream, Vec<u8>>
     where
         C: AsyncBufReadExt + AsyncWriteExt + Unpin,
@@ -236,8 +234,8 @@ impl Service {
         self.open(host, port).await
     }
 
-    /// Handles a SOCKS greeting, an optional password, and a request. An error holds the reply to
-    /// the client.
+    /// Handles the SOCKS5 negotiation: greeting, password if required, and request. An error
+    /// contains the reply for the client.
     async fn socks<C>(&self, client: &mut C) -> Result<TcpStream, Vec<u8>>
     where
         C: AsyncReadExt + AsyncWriteExt + Unpin,
@@ -338,7 +336,7 @@ async fn read<const N: usize>(client: &mut (impl AsyncReadExt + Unpin)) -> io::R
     Ok(bytes)
 }
 
-/// Reads a text of the SOCKS protocol, which begins with its length.
+/// Reads a string of the SOCKS5 protocol: one byte for its length, then its bytes.
 async fn text(client: &mut (impl AsyncReadExt + Unpin)) -> io::Result<String> {
     let [length] = read(client).await?;
     let mut text = vec![0; length.into()];

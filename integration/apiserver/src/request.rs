@@ -1,4 +1,4 @@
-//! Log of requests and their responses, for tests and benchmarks.
+//! Log of the requests that a server receives, and of its responses.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,35 +14,36 @@ use crate::faults::Purpose;
 use crate::resource::Kind;
 use crate::route::{Query, Target};
 
-/// A received request, and its response.
+/// A request in the server's log, with the response.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
     /// HTTP method of the request: `GET`, `POST`, …
     pub method: String,
-    /// Percent-encoded path of the URL.
+    /// Path of the request's URL, percent-encoded.
     pub path: String,
-    /// Percent-encoded query of the URL. Empty if the URL has none.
+    /// Query of the request's URL, percent-encoded. Empty if the URL has none.
     pub query: String,
     /// Purpose of the request, derived from its method, path and query.
     pub asked: Purpose,
-    /// Kind of the requested objects. `None` if the server does not serve this kind.
+    /// Kind of the requested object or list. `None` if the server does not serve the path.
     pub kind: Option<Kind>,
-    /// Value of the header `User-Agent`. Empty if absent.
+    /// Value of the request header `User-Agent`. Empty if absent.
     pub user_agent: String,
-    /// Value of the header `Accept`. Empty if absent.
+    /// Value of the request header `Accept`. Empty if absent.
     pub accept: String,
-    /// Value of the header `Accept-Encoding`. Empty if absent.
+    /// Value of the request header `Accept-Encoding`. Empty if absent.
     pub accept_encoding: String,
-    /// Value of the header `Authorization`. Empty if absent.
+    /// Value of the request header `Authorization`. Empty if absent.
     pub authorization: Credentials,
-    /// The response. `None` before the response, or if the server closed the connection without a
-    /// response.
+    /// Status and headers of the response. `None` until the server responds, or if it closes the
+    /// connection without a response.
     pub answer: Option<LoggedResponse>,
-    /// Number of bytes sent in response so far, below TLS: headers and compressed body.
+    /// Number of bytes of the response sent so far: headers and (compressed) body, without the
+    /// overhead of TLS.
     pub sent_bytes: u64,
 }
 
-/// Response to a request, as the request log keeps it.
+/// Status and headers of a response, as the log keeps them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoggedResponse {
     /// HTTP status code of the response.
@@ -53,12 +54,13 @@ pub struct LoggedResponse {
     pub content_encoding: String,
 }
 
-/// Credentials of a client. [`Self::reveal`] returns the credentials. Logs never contain them.
+/// Value of the header `Authorization`, which debug output and logs never show. [`Self::reveal`]
+/// returns it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credentials(String);
 
 impl Credentials {
-    /// Returns the value of the header `Authorization`.
+    /// Returns the value of the request header `Authorization`.
     pub fn reveal(&self) -> &str {
         &self.0
     }
@@ -105,8 +107,8 @@ impl Request {
     }
 }
 
-/// Returns the purpose of a request and the kind of the requested objects, by which fault rules and
-/// counts distinguish requests.
+/// Returns the purpose of a request and the kind of the requested objects. Fault rules match by
+/// both.
 fn asked(method: &str, path: &str, query: &str) -> (Purpose, Option<Kind>) {
     let kind = match Target::parse(path) {
         Ok(Target::Collection { kind, .. }) if method == "GET" => kind,
@@ -127,7 +129,7 @@ fn asked(method: &str, path: &str, query: &str) -> (Purpose, Option<Kind>) {
     (asked, Some(kind))
 }
 
-/// Returns the value of a header. Empty if the header is absent or not text.
+/// Returns the value of a header, or an empty string if the header is absent or not visible ASCII.
 pub(crate) fn header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> &'a str {
     headers
         .get(name)
@@ -135,11 +137,11 @@ pub(crate) fn header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> &'a str {
         .unwrap_or_default()
 }
 
-/// The requests of a server, in the order in which they arrived.
+/// All requests that a server has received, oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct Log(Mutex<Vec<Arc<Entry>>>);
 
-/// A request with its response and its byte count.
+/// A logged request. Its response and byte count change while the server handles it.
 #[derive(Debug)]
 pub(crate) struct Entry {
     request: Request,
@@ -158,14 +160,13 @@ impl Log {
         entry
     }
 
-    /// Returns all requests with their byte counts so far.
+    /// Returns all requests, oldest first, with the bytes sent for each so far.
     pub(crate) fn requests(&self) -> Vec<Request> {
         self.entries().iter().map(|entry| entry.now()).collect()
     }
 
-    /// Returns the requests from number `from` on, the total of sent bytes, and the number of all
-    /// requests. If `without` is not empty, excludes the requests with this `User-Agent` and their
-    /// bytes.
+    /// Returns the requests from index `from` on, the sum of their sent bytes, and the total number
+    /// of requests. Excludes requests with the `User-Agent` `without`, unless this is empty.
     pub(crate) fn since(&self, from: usize, without: &str) -> Value {
         let entries = self.entries();
         let counts =
@@ -187,7 +188,7 @@ impl Entry {
         &self.request
     }
 
-    /// Returns the request with its response and byte count so far.
+    /// Returns a copy of the request with its current response and byte count.
     fn now(&self) -> Request {
         Request {
             answer: self.answer.get().cloned(),
@@ -196,12 +197,12 @@ impl Entry {
         }
     }
 
-    /// Adds this many bytes to the request's byte count.
+    /// Adds `bytes` to the number of bytes sent in response to this request.
     pub(crate) fn sent(&self, bytes: usize) {
         self.sent.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Records the response to the request.
+    /// Records the status and the headers of the response to this request.
     pub(crate) fn answered<B>(&self, response: &hyper::Response<B>) {
         let text = |name| header(response.headers(), name).to_owned();
         let answer = LoggedResponse {

@@ -1,41 +1,40 @@
-//! Table of the resources that the fixture serves.
+//! Table of the API resources that the fixture serves.
 
-/// Kind of an object. It also identifies the collection of all objects of this kind.
+/// Kind of a Kubernetes object, and of the collection with all objects of this kind.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
 )]
 pub enum Kind {
-    /// Node of `v1`.
+    /// A Node (`v1`).
     Node,
-    /// Service of `v1`.
+    /// A Service (`v1`).
     Service,
-    /// Event of `events.k8s.io/v1`.
+    /// An Event (`events.k8s.io/v1`).
     Event,
-    /// EndpointSlice of `discovery.k8s.io/v1`.
+    /// An EndpointSlice (`discovery.k8s.io/v1`).
     EndpointSlice,
-    /// `ServiceCIDR` of `networking.k8s.io/v1`.
+    /// A ServiceCIDR (`networking.k8s.io/v1`).
     ServiceCidr,
 }
 
-/// Properties of a [`Kind`] that the server needs.
+/// Names and properties of a [`Kind`] in the API.
 #[derive(Debug)]
 pub(crate) struct Resource {
     /// API group. Empty for the core group.
     pub(crate) group: &'static str,
-    /// Name of the kind in objects.
+    /// Value of the field `kind` in objects.
     pub(crate) kind: &'static str,
-    /// Name of the collection in a path.
+    /// Name of the collection in URL paths, such as `endpointslices`.
     pub(crate) plural: &'static str,
     pub(crate) namespaced: bool,
-    /// Fields for field selectors, in addition to `metadata.name` and `metadata.namespace`, which
-    /// are always selectable.
+    /// Fields that field selectors may name, besides `metadata.name` and `metadata.namespace`.
     pub(crate) fields: &'static [&'static str],
-    /// JSON of the fields that follow the metadata in a bookmark. Their values are empty, but a Go
-    /// server writes every field that lacks `omitempty`.
+    /// JSON after the metadata of a bookmark's object, which has no content: a Go server writes
+    /// empty values for all fields without `omitempty`.
     pub(crate) empty: &'static str,
 }
 
-/// API version of every served API group.
+/// API version of every group that the fixture serves.
 pub(crate) const VERSION: &str = "v1";
 
 const RESOURCES: &[(Kind, Resource)] = &[
@@ -105,7 +104,7 @@ const RESOURCES: &[(Kind, Resource)] = &[
 ];
 
 impl Kind {
-    /// Returns every kind with its table row.
+    /// Returns each kind with its row of the table.
     pub(crate) fn all() -> impl Iterator<Item = (Self, &'static Resource)> {
         RESOURCES.iter().map(|(kind, resource)| (*kind, resource))
     }
@@ -115,14 +114,15 @@ impl Kind {
         &row.expect("every kind has a row").1
     }
 
-    /// Returns the kind of an object by its `apiVersion` and `kind`.
+    /// Returns the kind with this `apiVersion` and `kind`, or `None` if the fixture does not serve
+    /// it.
     pub(crate) fn of(api_version: &str, kind: &str) -> Option<Self> {
         Self::all()
             .find(|(_, row)| row.kind == kind && row.api_version() == api_version)
             .map(|(kind, _)| kind)
     }
 
-    /// Returns the kind of a path by its group and plural. `group` is empty for the core group.
+    /// Returns the kind whose paths have this API group (empty for the core group) and this plural.
     pub(crate) fn at(group: &str, plural: &str) -> Option<Self> {
         Self::all()
             .find(|(_, row)| row.group == group && row.plural == plural)

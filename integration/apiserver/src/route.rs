@@ -3,7 +3,7 @@
 use crate::resource::{Kind, VERSION};
 use crate::status::Status;
 
-/// Object or collection that a path names.
+/// Object or collection of objects that a URL's path names.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Target {
     /// All objects of a kind, in all namespaces or in one namespace.
@@ -65,7 +65,8 @@ impl Target {
     }
 }
 
-/// Decoded parameters of a query. If a name is repeated, the first value counts, as in Go.
+/// Decoded parameters of a URL's query. If a parameter is repeated, its first value counts, as in
+/// Go.
 #[derive(Debug, Default)]
 pub(crate) struct Query(Vec<(String, String)>);
 
@@ -81,7 +82,7 @@ impl Query {
             .ok_or_else(|| Status::bad_request(format!("query {text:?}: broken percent-encoding")))
     }
 
-    /// Returns the value of a parameter. Empty if the parameter is absent.
+    /// Returns the value of a parameter, or an empty string if the query lacks it.
     pub(crate) fn text(&self, name: &str) -> &str {
         self.0
             .iter()
@@ -89,7 +90,7 @@ impl Query {
             .map_or("", |(_, value)| value)
     }
 
-    /// Parses a parameter as a number. Returns `None` if the parameter is absent.
+    /// Parses a parameter as a number. Returns `None` if the query lacks it or its value is empty.
     pub(crate) fn number(&self, name: &str) -> Result<Option<u64>, Status> {
         match self.text(name) {
             "" => Ok(None),
@@ -100,8 +101,8 @@ impl Query {
         }
     }
 
-    /// Parses a parameter as a boolean, like Go's converter: a parameter without a value is true.
-    /// Returns `None` if the parameter is absent.
+    /// Parses a parameter as a boolean, as Kubernetes converts query parameters: a parameter
+    /// without a value is true. Returns `None` if the query lacks it.
     pub(crate) fn flag(&self, name: &str) -> Option<bool> {
         let (_, value) = self.0.iter().find(|(given, _)| given == name)?;
         Some(!matches!(

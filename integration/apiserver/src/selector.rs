@@ -1,12 +1,13 @@
-//! Label and field selectors in the forms that a kube-proxy uses: `a`, `!a`, `a=b`, `a==b`, `a!=b`,
-//! joined by commas. Field selectors have no `a` and `!a`. As in Kubernetes, `!=` also matches an
-//! object without the label.
+//! Label and field selectors in the forms that kube-proxy uses: terms `a`, `!a`, `a=b`, `a==b` and
+//! `a!=b`, joined by commas. Field selectors have no terms `a` and `!a`. As in Kubernetes, `a!=b`
+//! also matches an object without the label `a`.
 
 use crate::object::Object;
 use crate::resource::Kind;
 use crate::status::Status;
 
-/// Scope of a list or a watch: a namespace or all namespaces, and selectors.
+/// Objects that a list or a watch selects: those of a namespace (or of all), restricted by
+/// selectors.
 #[derive(Debug, Default)]
 pub(crate) struct Scope {
     pub(crate) namespace: Option<String>,
@@ -58,7 +59,7 @@ impl Scope {
         }
     }
 
-    /// Returns true if the scope has selectors.
+    /// Returns true if the request has label or field selectors.
     pub(crate) fn selects(&self) -> bool {
         !self.labels.is_empty() || !self.fields.is_empty()
     }
@@ -87,7 +88,7 @@ impl Term {
     }
 }
 
-/// Parses the terms of a selector. An error holds the invalid term.
+/// Parses a selector into its terms. Returns the first invalid term as the error.
 fn terms(text: &str) -> Result<Vec<Term>, &str> {
     if text.trim().is_empty() {
         return Ok(Vec::new());

@@ -1,4 +1,4 @@
-//! Lifecycle of a server: its listening socket, its runtime and its end.
+//! A server's start and stop: its listening socket, and its runtime or task.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,8 +15,8 @@ use crate::options::Options;
 use crate::request::Request;
 use crate::service::Service;
 
-/// A listening server. Dropping the server stops it and closes its connections. The server
-/// dereferences to its [`Cluster`], which lives as long as a clone of the cluster exists.
+/// A running API server. Dropping it stops the server and closes its connections. Dereferences to
+/// its [`Cluster`], whose other clones stay usable after the server has stopped.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
@@ -32,12 +32,13 @@ enum Running {
 }
 
 impl Server {
-    /// Serves a new cluster from a task of the current runtime. Fails if the socket is unusable.
+    /// Starts a server with a new cluster, as a task of the current runtime. Fails if it cannot
+    /// listen on the address.
     pub async fn start(options: Options) -> io::Result<Self> {
         Self::start_on(Cluster::new(&options), options).await
     }
 
-    /// Serves an existing cluster, such as the cluster of a stopped server.
+    /// Starts a server with an existing cluster, such as the cluster of a stopped server.
     #[expect(
         clippy::unused_async,
         reason = "it needs a runtime, and says so by its type"
@@ -48,12 +49,13 @@ impl Server {
         Ok(server)
     }
 
-    /// Serves a new cluster from a thread with its own runtime, for callers without a runtime.
+    /// Starts a server with a new cluster on its own thread and runtime, for callers without a
+    /// runtime.
     pub fn spawn(options: Options) -> io::Result<Self> {
         Self::spawn_on(Cluster::new(&options), options)
     }
 
-    /// Serves an existing cluster from a thread with its own runtime.
+    /// Starts a server with an existing cluster on its own thread and runtime.
     pub fn spawn_on(cluster: Cluster, options: Options) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -68,8 +70,8 @@ impl Server {
         Ok(server)
     }
 
-    /// Binds the listening socket, inside a runtime. Returns the server, and a future that serves
-    /// until the server stops.
+    /// Binds the listening socket, which requires a runtime. Returns the server, and a future that
+    /// serves requests until the server stops.
     fn bind(
         cluster: Cluster,
         options: Options,
@@ -103,30 +105,31 @@ impl Server {
         &self.service.cluster
     }
 
-    /// Returns the requests received so far in order, with their byte counts so far.
+    /// Returns all requests received so far, oldest first, with the bytes sent for each so far.
     pub fn requests(&self) -> Vec<Request> {
         self.service.log.requests()
     }
 
-    /// Returns the faults of this server. A new server has no faults.
+    /// Returns the handle through which a test injects faults into this server. A new server has no
+    /// faults.
     pub fn faults(&self) -> &Faults {
         &self.service.faults
     }
 
-    /// Sets the bearer tokens that the server accepts. A request with another token gets 401. Open
-    /// responses continue.
+    /// Replaces the bearer tokens that the server accepts. A request with another token gets 401.
+    /// Watches that are already open continue.
     pub fn set_tokens(&self, tokens: &[&str]) {
         let tokens = tokens.iter().map(|&token| token.to_owned()).collect();
         *self.service.tokens() = Some(tokens);
     }
 
-    /// Returns the number of connections accepted so far. With TLS, counts only finished
-    /// handshakes.
+    /// Returns the number of connections accepted so far. With TLS, a connection counts after its
+    /// handshake.
     pub fn connections(&self) -> usize {
         self.service.connections.load(Ordering::Relaxed)
     }
 
-    /// Returns the URL of the server: `http://` or `https://`, and the address.
+    /// Returns the server's URL: `http://` or `https://`, address and port.
     pub fn url(&self) -> String {
         let scheme = match self.service.tls {
             Some(_) => "https",
@@ -146,14 +149,14 @@ impl Server {
         )
     }
 
-    /// Stops the server. Returns when the listening socket and all connections are closed.
+    /// Stops the server. Waits until the listening socket and all connections are closed.
     ///
-    /// Dropping a server from [`Server::start`] also stops it, as soon as its runtime runs the
-    /// task.
+    /// Dropping a server from [`Server::start`] does not wait: the server stops once its runtime
+    /// runs the server's task.
     pub async fn stop(mut self) {
         self.stop.take();
         if let Some(Running::Task(task)) = &mut self.running {
-            // A panic of the task has already been reported.
+            // Ignores a panic of the task, which its panic hook has already printed.
             _ = task.await;
         }
     }

@@ -1,8 +1,4 @@
-//! The HTTP layer: connections, authentication, and the handlers of verbs.
-//!
-//! [`Service::serve`] handles every request, and [`watch::start`] starts every watch. `serve` also
-//! injects faults ([`crate::faults`]), either before it handles a request or into the response
-//! body.
+//! Handles HTTP: accepts connections, authenticates clients, and calls the handler of each request.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -43,16 +39,16 @@ use crate::{protobuf, tls, watch};
 
 /// Maximum size of a request body in bytes, as in a real API server.
 const BODY_LIMIT: usize = 3 << 20;
-/// Maximum time that a request waits for a future resource version, as in the watch cache of a real
-/// API server.
+/// Maximum time for which a request waits for a future resource version, as in a real API server's
+/// watch cache.
 const FRESH_WITHIN: Duration = Duration::from_secs(3);
-/// Prefix of paths that control the fixture. No real server has such paths.
+/// Prefix of the paths by which tests control the fixture. A real API server has no such paths.
 const FIXTURE: &str = "/fixture/";
 
-/// A response body, which a fault may end with an error.
+/// A response body. A fault can end it with an error, which breaks the connection.
 type SentBody = UnsyncBoxBody<Bytes, io::Error>;
 
-/// State of the server that all connections share.
+/// State that all connections of a server share.
 #[derive(Debug)]
 pub(crate) struct Service {
     pub(crate) cluster: Cluster,
@@ -61,13 +57,13 @@ pub(crate) struct Service {
     pub(crate) log: Log,
     pub(crate) faults: Faults,
     pub(crate) tls: Option<Arc<ServerConfig>>,
-    /// True if a client with a valid certificate needs no bearer token.
+    /// True if a client with a valid certificate needs no bearer token ([`crate::Tls::clients`]).
     by_certificate: bool,
     tokens: Mutex<Option<BTreeSet<String>>>,
     pub(crate) connections: AtomicUsize,
 }
 
-/// Client certificate of a connection: present and valid, or absent.
+/// True (`Certificate`) if a client has authenticated itself by a valid certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ClientCertificate {
     Certificate,
@@ -101,7 +97,7 @@ impl Service {
         self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Accepts and serves connections until `stopped`, and then closes them.
+    /// Accepts and serves connections until `stopped`, then closes all connections.
     pub(crate) async fn accept(
         self: Arc<Self>,
         listener: TcpListener,
@@ -124,7 +120,7 @@ impl Service {
     }
 
     async fn serve_connection(self: Arc<Self>, stream: TcpStream) {
-        // Watch events are small, and TCP must send them without delay.
+        // Disables Nagle's algorithm: TCP must send small watch events without delay.
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
@@ -163,7 +159,7 @@ impl Service {
         }
     }
 
-    /// Responds to a request, or closes its connection with an error.
+    /// Returns the response to a request. An error closes the connection.
     async fn serve(
         &self,
         request: hyper::Request<Incoming>,
@@ -224,7 +220,8 @@ impl Service {
         };
         entry.answered(&response);
         Ok(response.map(|body| {
-            // If the body is completely in memory, the response has a `Content-Length`.
+            // Sends a body that is completely in memory unchanged, with a `Content-Length`. Faults
+            // affect only streamed bodies.
             if body.size_hint().exact().is_some() {
                 return infallible(body);
             }
@@ -322,15 +319,13 @@ impl Service {
         Ok(answer::list(list, accepted))
     }
 
-    /// Waits until the cluster reaches the resource version `version`. Does not wait without a
-    /// watch cache.
-    ///
-    /// # Errors
-    /// Returns 504 if the version is still in the future.
+    /// Waits for the resource version `version` of the cluster. Without a watch cache, only checks
+    /// it.
     async fn reach(&self, version: u64) -> Result<(), Status> {
         let mut changed = self.cluster.subscribe();
         let reached = async {
-            // The sender of the signal exists, because this task has a handle to the cluster.
+            // This wait cannot fail: the task itself holds a clone of the cluster, so the channel
+            // stays open.
             _ = changed.wait_for(|current| *current >= version).await;
         };
         if self.cache == WatchCache::Present {
@@ -393,8 +388,7 @@ fn infallible(body: Body) -> SentBody {
     body.map_err(|never| match never {}).boxed_unsync()
 }
 
-/// Returns the response that reports an error: an `ERROR` event for a watch, and a `Status` object
-/// for any other request.
+/// Returns an error response: an `ERROR` event for a watch, a `Status` for any other request.
 fn told(asked: Purpose, status: &Status, media: Media) -> Response<Body> {
     match asked {
         Purpose::Watch | Purpose::StreamedList => answer::error_event(status, media),
@@ -415,7 +409,7 @@ async fn read(body: Incoming) -> Result<Bytes, Status> {
         })
 }
 
-/// Parses the object in a request body.
+/// Decodes the object in a request body, JSON or protobuf.
 fn object(kind: Kind, content: &str, body: &[u8]) -> Result<Value, Status> {
     let wrong = |error: &dyn std::fmt::Display| Status::bad_request(format!("the body: {error}"));
     match content.split(';').next().unwrap_or_default().trim() {

@@ -1,27 +1,23 @@
-//! `Status`, the object of an error response.
-//!
-//! Clients evaluate `code` and `reason`, and `details.causes` for a resource version in the future.
-//! These fields therefore have the real API server's values. Messages are for people and may
-//! differ.
+//! `Status`: the object in an API server's error responses.
 
 use serde_json::{Value, json};
 
 use crate::resource::{Kind, Resource};
 
-/// An error response, with the fields of a `v1` Status.
+/// An error response of the API server: a `v1` Status.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{message} ({reason}, {code})")]
 pub struct Status {
-    /// HTTP status code of the response.
+    /// HTTP status code of the error response.
     pub code: u16,
-    /// Machine-readable reason, such as `NotFound`.
+    /// Reason that clients evaluate, such as `NotFound`.
     pub reason: &'static str,
-    /// Message with the reason, the object and the field.
+    /// Message for people, with the object or the field at fault.
     pub message: String,
-    /// Value of the Status field `details`, or null.
+    /// Field `details` of the Status, or null.
     pub details: Value,
-    /// Value of `metadata.continue`: a token that resumes an expired paged list, without
-    /// consistency.
+    /// Field `metadata.continue` of the Status: a token that continues an expired list at the
+    /// latest resource version.
     pub continue_token: Option<String>,
 }
 
@@ -81,8 +77,7 @@ impl Status {
         }
     }
 
-    /// Returns the error for options of a list or watch that contradict each other or are not
-    /// supported.
+    /// Returns the error 422 for a list or a watch whose options are inconsistent or not supported.
     pub(crate) fn invalid_options(field: &str, why: &str) -> Self {
         let message = format!("ListOptions is invalid: {field}: {why}");
         Self {
@@ -94,12 +89,13 @@ impl Status {
         }
     }
 
-    /// Returns the error for a request that needs compacted history.
+    /// Returns the error 410 for a request that needs dropped history.
     pub(crate) fn expired(message: impl Into<String>) -> Self {
         Self::new(410, "Expired", message)
     }
 
-    /// Returns the error for the resource version `asked`, which is newer than `current`.
+    /// Returns the error 504 for a request for the resource version `asked`, which is newer than
+    /// the latest version `current`.
     pub(crate) fn too_large(asked: u64, current: u64) -> Self {
         let message = format!("Too large resource version: {asked}, current: {current}");
         Self {
@@ -121,25 +117,25 @@ impl Status {
         Self::new(406, "NotAcceptable", message)
     }
 
-    /// Returns the error for a request that took too long. Unlike the timeout error for a resource
-    /// version that the server has not reached yet, this error names no resource version.
+    /// Returns the error 504 for a request that took too long. Unlike [`Self::too_large`], it has
+    /// no cause that names a resource version.
     pub(crate) fn timeout() -> Self {
         let message = "Timeout: request did not complete within the allotted timeout";
         Self::new(504, "Timeout", message)
     }
 
-    /// Returns the error of a server that does not support streamed initial lists.
+    /// Returns the error of an API server that does not support streamed initial lists (KEP-3157).
     pub(crate) fn no_watch_list() -> Self {
         Self::invalid_options("sendInitialEvents", "the feature WatchList is off")
     }
 
-    /// Returns the number of seconds after which the client should retry, if the status has this
-    /// number.
+    /// Returns the number of seconds after which the client should retry, or `None` if the Status
+    /// has none.
     pub(crate) fn retry_after(&self) -> Option<u64> {
         self.details.get("retryAfterSeconds")?.as_u64()
     }
 
-    /// Returns the response to the deletion of the object `gone`.
+    /// Returns the response to a DELETE of the object `gone`.
     pub(crate) fn deleted(kind: Kind, name: &str, gone: &Value) -> Value {
         let resource = kind.resource();
         let details = json!({
@@ -159,7 +155,7 @@ impl Status {
         Self::new(415, "UnsupportedMediaType", message)
     }
 
-    /// Returns the `v1` Status as JSON.
+    /// Returns the Status as JSON.
     pub fn to_json(&self) -> Value {
         let mut metadata = json!({});
         if let (Some(token), Some(metadata)) = (&self.continue_token, metadata.as_object_mut()) {

@@ -1,11 +1,11 @@
-//! Timestamps as the API writes them: RFC 3339, UTC.
+//! Timestamps as the Kubernetes API writes them: RFC 3339 in UTC.
 
 use jiff::Timestamp;
 
-/// Times that RFC 3339 can represent, in seconds since 1970.
+/// Times that RFC 3339 can represent (years 1 to 9999), in seconds since 1970.
 const YEARS: std::ops::RangeInclusive<i64> = -62_135_596_800..=253_402_207_200;
 
-/// Returns the present time as text, in whole seconds.
+/// Returns the current time as a `metav1.Time`, in whole seconds.
 pub(crate) fn now() -> String {
     seconds(Timestamp::now().as_second())
 }
@@ -21,8 +21,8 @@ pub(crate) fn micros(since_1970: i64, nanos: i32) -> String {
     civil(since_1970, nanos).strftime(format).to_string()
 }
 
-/// Parses a time into seconds since 1970 and the nanoseconds after them. Returns `None` for other
-/// text.
+/// Parses an RFC 3339 timestamp into seconds since 1970 and nanoseconds. Returns `None` if the text
+/// is not a timestamp.
 pub(crate) fn parse(text: &str) -> Option<(i64, i32)> {
     let time: Timestamp = text.parse().ok()?;
     let (second, nanos) = (time.as_second(), time.subsec_nanosecond());
@@ -42,7 +42,7 @@ fn civil(since_1970: i64, nanos: i32) -> Timestamp {
 mod tests {
     use super::*;
 
-    /// Compares formatted times with the output of `date -u -d @N +%FT%TZ`.
+    /// Compares formatted timestamps with the output of `date -u -d @SECONDS +%FT%TZ`.
     #[test]
     fn times_are_formatted_like_the_command_date() {
         for (given, wanted) in [

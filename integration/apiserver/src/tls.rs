@@ -1,10 +1,10 @@
 //! HTTPS and authentication: certificates created at run time, client certificates, and bearer
 //! tokens.
 //!
-//! Like a real API server, this server requests a certificate from each client, and authenticates
-//! clients without a certificate by token. If another CA issued the certificate, this server aborts
-//! the handshake. (A real API server returns 401.) It supports only HTTP/1.1, which it announces by
-//! ALPN.
+//! Like a real API server, this server requests a certificate from each client. It authenticates a
+//! client without a certificate by its bearer token. It aborts the TLS handshake if another CA
+//! issued the client's certificate, where a real API server returns 401. It announces only HTTP/1.1
+//! by ALPN.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -25,8 +25,8 @@ use rustls::{RootCertStore, ServerConfig};
 pub struct Tls {
     /// Certificate and private key of the server.
     pub identity: Identity,
-    /// Certificate of the CA that issues client certificates, in PEM. A client with a certificate
-    /// of this CA needs no token.
+    /// CA certificate for client certificates, in PEM. A client with a certificate of this CA needs
+    /// no bearer token.
     pub clients: Option<String>,
 }
 
@@ -39,12 +39,12 @@ pub struct Identity {
     pub key: String,
 }
 
-/// A certificate authority (CA) with a new key.
+/// A certificate authority (CA) with a newly generated key.
 #[derive(Debug)]
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
-    /// Creates a CA with this name.
+    /// Creates a CA whose certificate has the common name `name`.
     pub fn new(name: &str) -> io::Result<Self> {
         let mut params = named(&[], name)?;
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -59,7 +59,7 @@ impl Authority {
         self.0.pem()
     }
 
-    /// Issues a certificate for a server with these host names and addresses.
+    /// Issues a certificate for a server with these host names and IP addresses.
     pub fn server(&self, names: &[&str]) -> io::Result<Identity> {
         let mut params = named(names, "kube-apiserver")?;
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
@@ -100,7 +100,8 @@ fn named(names: &[&str], common: &str) -> io::Result<CertificateParams> {
     Ok(params)
 }
 
-/// Converts the certificates for the TLS library. An error names the unusable part.
+/// Converts certificates into the configuration of the TLS library (rustls). An error names the
+/// unusable certificate or key.
 pub(crate) fn config(tls: &Tls) -> io::Result<Arc<ServerConfig>> {
     let provider = Arc::new(ring::default_provider());
     let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
@@ -132,8 +133,8 @@ fn certificates(pem: &str) -> io::Result<Vec<CertificateDer<'static>>> {
         .map_err(io::Error::other)
 }
 
-/// Returns true if a request is authorized. Without `tokens` and `by_certificate`, every request is
-/// authorized.
+/// Returns true if the server authorizes a request: by a bearer token in `tokens`, or by a client
+/// certificate. If the server requires neither, it authorizes every request.
 pub(crate) fn is_allowed(
     tokens: Option<&BTreeSet<String>>,
     by_certificate: bool,

@@ -1,10 +1,4 @@
-//! WATCH: the changes after a resource version, as a stream of events.
-//!
-//! ```text
-//!  start ─┬─ too old a version ──────────────▶ ERROR 410, end
-//!         ├─ initial objects ─▶ ADDED… [─▶ BOOKMARK] ─┐
-//!         └─ a version ───────────────────────────────┴─▶ changes, BOOKMARK… ─▶ timeout, end
-//! ```
+//! WATCH: sends the changes after a resource version as a stream of events.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,17 +24,18 @@ use crate::status::Status;
 /// Default timeout of a watch: the shortest default of a real API server.
 const TIMEOUT: Duration = Duration::from_mins(30);
 
-/// Maximum number of changes that a watch takes from the history in one step.
+/// Maximum number of changes that a watch reads from the history at once.
 const BATCH: usize = 256;
 
-/// Server options that apply to all watches.
+/// Server options that apply to every watch.
 #[derive(Debug, Clone)]
 pub(crate) struct Policy {
-    /// True if the server supports `sendInitialEvents`.
+    /// True if watches may request streamed initial lists (`sendInitialEvents`).
     pub(crate) watch_list: bool,
     pub(crate) streamed_lists: StreamedLists,
     pub(crate) bookmark_interval: Duration,
-    /// Record of the send times of change events. `None`: the server records no times.
+    /// Send times of change events, for `GET /fixture/sent`. `None`: the server does not record
+    /// them.
     pub(crate) sent: Option<SendTimes>,
 }
 
@@ -50,21 +45,21 @@ struct Watch {
     kind: Kind,
     scope: Scope,
     changed: Receiver<u64>,
-    /// Resource version up to which the watch has sent all changes.
+    /// Resource version up to which this watch has sent all changes.
     sent: u64,
     initial: std::vec::IntoIter<Arc<Object>>,
-    /// True until the watch has sent the bookmark for the end of the initial events.
+    /// True if the watch has yet to send the bookmark that ends its initial events.
     mark_end: bool,
     bookmarks: Option<Interval>,
     deadline: Instant,
     noted: Option<SendTimes>,
-    /// Error that the watch sends as its only event. `None` for a valid watch.
+    /// Error that the watch sends as its only event, or `None` for a watch without an error.
     refusal: Option<Status>,
     over: bool,
 }
 
-/// Starts a watch. Returns an error for an invalid request. If the resource version is too old,
-/// the watch sends an ERROR event (410).
+/// Starts a watch. Returns an error for an invalid request. For a resource version that is too old,
+/// returns a watch with a single `ERROR` event (410).
 pub(crate) fn start(
     cluster: &Cluster,
     kind: Kind,
@@ -104,7 +99,7 @@ pub(crate) fn start(
     if send_initial == Some(true) && asked > current {
         return Err(Status::too_large(asked, current));
     }
-    // If the client requests no version, the watch begins with the existing objects.
+    // A watch without a resource version begins with an `ADDED` event for each existing object.
     let with_initial = send_initial.unwrap_or(asked == 0);
     let from_now = with_initial || asked == 0;
     let oldest = state.oldest(kind);
@@ -141,13 +136,15 @@ pub(crate) fn start(
 }
 
 impl Watch {
-    /// Returns the next chunk of complete events, or `None` at the end of the watch.
+    /// Returns the next chunk, which consists of complete events, or `None` at the end of the
+    /// watch.
     async fn next(&mut self) -> Option<Bytes> {
         if let Some(status) = self.refusal.take() {
             self.over = true;
             return Some(self.media.error(&status));
         }
-        // Reserves space for one chunk while initial objects remain. Later changes are usually few.
+        // Reserves a full chunk while initial objects remain. Later chunks usually have few events,
+        // so they start empty.
         let room = if self.initial.len() > 0 {
             CHUNK + CHUNK / 4
         } else {
@@ -169,8 +166,8 @@ impl Watch {
             if std::mem::take(&mut self.mark_end) {
                 return Some(self.bookmark(Bookmark::EndOfInitial));
             }
-            // Marks the version as seen before reading the changes. A concurrent change then wakes
-            // the watch again.
+            // Marks the latest version as seen before it reads the changes. So a change that
+            // arrives in between wakes the watch again.
             self.changed.borrow_and_update();
             let changes = self.cluster.lock().changes(self.kind, self.sent, BATCH);
             let Some((changes, until)) = changes else {
@@ -211,8 +208,9 @@ impl Watch {
         }
     }
 
-    /// Writes the event that this watch sends for a change. A change may move an object into or out
-    /// of the watch's scope.
+    /// Appends the event for a change to `chunk`, if the watch selects the object before or after
+    /// the change. An object that starts to match gets `ADDED`, one that stops matching gets
+    /// `DELETED`.
     fn change(&self, change: &Change, chunk: &mut Vec<u8>) {
         let was = change
             .before
@@ -223,8 +221,8 @@ impl Watch {
             (None, true) => self.event("ADDED", &change.object, chunk),
             (Some(_), true) => self.event("MODIFIED", &change.object, chunk),
             (Some(_), false) if change.deleted => self.event("DELETED", &change.object, chunk),
-            // The object still exists, but has left the scope. The event has its last state in the
-            // scope, with the version at which it left.
+            // The object still exists, but no longer matches. The `DELETED` event contains its last
+            // matching state, with the resource version of the change.
             (Some(before), false) => self.event(
                 "DELETED",
                 &before.at_version(self.kind, change.version),
@@ -265,11 +263,11 @@ impl Watch {
     }
 }
 
-/// Meaning of a bookmark event for the client.
+/// Purpose of a bookmark event.
 #[derive(Debug, Clone, Copy)]
 enum Bookmark {
-    /// Progress: the resource version up to which the watch has sent all changes.
+    /// Reports the resource version up to which the watch has sent all changes.
     Regular,
-    /// End of the initial events, after which only changes follow.
+    /// Marks the end of the initial events. Only changes follow.
     EndOfInitial,
 }

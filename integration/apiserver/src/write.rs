@@ -1,4 +1,4 @@
-//! Writes: validates, completes and stores objects from clients.
+//! Handles writes: validates objects, sets defaults and stores the objects.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ impl StoredCluster {
         self.store(kind, &key, object)
     }
 
-    /// Handles POST: creates an object. `namespace` comes from the path.
+    /// Handles POST: creates an object. `namespace` is the namespace in the request's path.
     pub(crate) fn create(
         &mut self,
         kind: Kind,
@@ -53,7 +53,7 @@ impl StoredCluster {
         self.store(kind, &key, object)
     }
 
-    /// Handles PUT: replaces an existing object, and returns the stored object.
+    /// Handles PUT: replaces an existing object. Returns the stored object.
     pub(crate) fn replace(
         &mut self,
         kind: Kind,
@@ -86,7 +86,8 @@ impl StoredCluster {
         self.store(kind, key, object)
     }
 
-    /// Handles DELETE: deletes an object, and returns its last state.
+    /// Handles DELETE: deletes an object. Returns its last state at the resource version of the
+    /// deletion.
     pub(crate) fn delete(&mut self, kind: Kind, key: &Key) -> Result<Arc<Object>, Status> {
         let held = self
             .get(kind, key)
@@ -102,14 +103,14 @@ impl StoredCluster {
         self.record(Kind::EndpointSlice, Arc::new(object), false);
     }
 
-    /// Sets default values, and stores `object`. An unchanged object creates no version and wakes
-    /// no watch.
+    /// Sets default values in `object`, and stores it. If this changes nothing, returns the stored
+    /// object without a new resource version.
     fn store(&mut self, kind: Kind, key: &Key, mut object: Value) -> Result<Arc<Object>, Status> {
         let held = self.get(kind, key);
         let old = held.as_ref().map(|held| held.value());
         let version = self.version + 1;
         let (uid, created) = (self.uid(), crate::time::now());
-        // In this fixture, only EndpointSlices have generations.
+        // The fixture sets `metadata.generation` only of EndpointSlices.
         let counts = kind == Kind::EndpointSlice;
 
         let fields = metadata(&mut object)?;
@@ -153,8 +154,8 @@ impl StoredCluster {
     }
 }
 
-/// Returns the parts of an EndpointSlice whose change causes a new generation: its labels, and
-/// everything except its metadata.
+/// Returns the parts of an EndpointSlice that determine its generation: labels, and all fields
+/// except `metadata`.
 fn generation_of(slice: &Value) -> (Option<&Value>, Vec<(&String, &Value)>) {
     let body = slice
         .as_object()
@@ -174,7 +175,8 @@ fn kind_of(object: &Value) -> Result<Kind, Status> {
     })
 }
 
-/// Checks the kind of an object in a body. A missing kind is valid, a different kind is not.
+/// Checks that the object in a request body has the kind of the path. Sets `apiVersion` and `kind`
+/// if they are missing.
 fn expect_kind(kind: Kind, object: &mut Value) -> Result<(), Status> {
     let resource = kind.resource();
     let fields = object
@@ -204,8 +206,8 @@ fn metadata(object: &mut Value) -> Result<&mut Map<String, Value>, Status> {
         .ok_or_else(|| Status::bad_request("metadata: must be an object"))
 }
 
-/// Returns the object's key. Sets a default namespace, and checks that namespace and name match the
-/// path.
+/// Returns the object's key. Sets the namespace if it is missing. Fails if namespace or name differ
+/// from the path.
 fn identify(
     kind: Kind,
     object: &mut Value,
@@ -219,7 +221,7 @@ fn identify(
         ("labels", is_map_of_strings),
         ("annotations", is_map_of_strings),
     ] {
-        // YAML parses an unquoted `n` or `on` as a boolean.
+        // YAML parses an unquoted `n` or `on` as a boolean, so a name can have the wrong type.
         if fields
             .get(field)
             .is_some_and(|value| !value.is_null() && !fits(value))
@@ -288,7 +290,7 @@ fn is_map_of_strings(value: &Value) -> bool {
         .is_some_and(|map| map.values().all(Value::is_string))
 }
 
-/// Returns true if objects of this kind have a status that a write of the object does not change.
+/// Returns true if objects of this kind have a `status` that PUT does not change.
 fn has_status(kind: Kind) -> bool {
     matches!(kind, Kind::Service | Kind::Node | Kind::ServiceCidr)
 }

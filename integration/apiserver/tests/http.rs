@@ -1,4 +1,4 @@
-//! Tests the fixture over HTTP, as a client sees it.
+//! Tests the API server fixture over HTTP.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 #![allow(
     clippy::needless_pass_by_value,
@@ -104,8 +104,8 @@ mod list {
             .await;
         assert_eq!(names(&first), ["b"]);
         assert_eq!(first["metadata"].get("remainingItemCount"), None);
-        // Objects remain after this page. The server knows only after reading them whether they
-        // match the selector, so the page has a continue token.
+        // Objects remain after this page. The server has not compared them with the selector yet,
+        // so the page has a `continue` token.
         let token = first["metadata"]["continue"].as_str().unwrap();
         let last = client
             .get(&format!(
@@ -833,7 +833,7 @@ mod encodings {
 
     const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
-    /// Returns the contents of a length-delimited field, once per occurrence.
+    /// Returns the content of each occurrence of the length-delimited field with number `wanted`.
     fn fields(mut message: &[u8], wanted: u64) -> Vec<&[u8]> {
         fn varint(bytes: &mut &[u8]) -> u64 {
             let (mut value, mut shift) = (0, 0);
@@ -866,7 +866,7 @@ mod encodings {
         std::str::from_utf8(bytes).unwrap()
     }
 
-    /// Returns the kind and the encoded object in a protobuf envelope.
+    /// Returns the kind and the encoded object of a protobuf envelope.
     fn opened(bytes: &[u8]) -> (&str, &[u8]) {
         let envelope = bytes.strip_prefix(b"k8s\0").unwrap();
         let types = fields(envelope, 1)[0];

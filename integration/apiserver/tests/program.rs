@@ -1,4 +1,4 @@
-//! Tests of the program `apiserver`, the API server fixture.
+//! Tests the program `apiserver`, which runs the API server fixture.
 
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 

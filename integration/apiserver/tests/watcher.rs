@@ -1,4 +1,4 @@
-//! Tests the fixture with the watcher of the kube crate, an independent client.
+//! Tests the API server fixture with an independent client: the watcher of the kube crate.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use apiserver::{Kind, Options, Server};

@@ -1,4 +1,4 @@
-//! A small HTTP/1.1 client for the lab's servers, which respond with their name.
+//! A small HTTP/1.1 client for test servers that respond with their name.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
@@ -8,14 +8,14 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
 
-/// Timeout for connecting, and for each read and write.
+/// Timeout for connecting, for each read and for each write.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Connects from a source port (0: any), in the calling thread's network namespace. If `reset` is
-/// true, dropping the connection sends a TCP reset.
+/// Opens a TCP connection from the source port `port` (0: any), in the network namespace of the
+/// calling thread. If `reset` is true, dropping the connection sends a TCP reset.
 ///
 /// # Errors
-/// Fails if no server accepts the connection within five seconds.
+/// Returns an error if no server accepts the connection within five seconds.
 pub fn connect(to: SocketAddr, port: u16, reset: bool) -> io::Result<TcpStream> {
     let (family, any) = match to {
         SocketAddr::V4(_) => (AddressFamily::INET, Ipv4Addr::UNSPECIFIED.into()),
@@ -41,10 +41,10 @@ pub fn connect(to: SocketAddr, port: u16, reset: bool) -> io::Result<TcpStream> 
     loop {
         match rustix::net::connect(&socket, &to) {
             Ok(()) => return Ok(socket.into()),
-            // connect(2) returns EINPROGRESS after the send timeout.
+            // connect(2) returns EINPROGRESS once the socket's send timeout has passed.
             Err(Errno::INPROGRESS) => return Err(io::ErrorKind::TimedOut.into()),
-            // The source port is still in use: a child process between fork and exec holds a copy
-            // of the previous connection.
+            // Retries while the source port is in use: a child process between fork and exec can
+            // still have a copy of the previous connection's socket.
             Err(Errno::ADDRNOTAVAIL) if Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -53,26 +53,27 @@ pub fn connect(to: SocketAddr, port: u16, reset: bool) -> io::Result<TcpStream> 
     }
 }
 
-/// Sends one request. If `is_last` is true, asks the server to close the connection. Returns the
-/// response body, and true if the server closed the connection.
+/// Sends a GET request, and returns the body of the response, and true if the server closed the
+/// connection. If `is_last` is true, requests that the server close it.
 ///
 /// # Errors
-/// Fails if the connection ends or times out before the end of the response, or if the status is
-/// not 200.
+/// Returns an error if the response is incomplete at the timeout or at the end of the connection,
+/// or if its status is not 200 (OK).
 pub fn get(socket: &mut TcpStream, path: &str, is_last: bool) -> io::Result<(String, bool)> {
     let connection = if is_last { "Connection: close\r\n" } else { "" };
     let request = format!("GET {path} HTTP/1.1\r\nHost: web\r\n{connection}\r\n");
     socket.write_all(request.as_bytes())?;
     let (answer, is_last) = read_answer(socket)?;
-    // Waits until the server has closed the connection. The side that closes first keeps its port
-    // in TIME_WAIT for a minute, so the client must not close first.
+    // Waits until the server has closed the connection. If the client closed first, its port would
+    // be in TIME_WAIT for a minute.
     if is_last && socket.read(&mut [0])? > 0 {
         return Err(io::Error::other("more than the answer came"));
     }
     Ok((answer, is_last))
 }
 
-/// Reads one response. Returns its body, and true if the server will close the connection.
+/// Reads an HTTP response. Returns its body, and true if the server announces that it closes the
+/// connection.
 fn read_answer(socket: &mut TcpStream) -> io::Result<(String, bool)> {
     let closed = || io::Error::new(io::ErrorKind::UnexpectedEof, "closed without an answer");
     let mut input = Vec::new();

@@ -1,23 +1,5 @@
-//! PID 1 of the lab: prepares the root file system, runs the command, reaps processes, reports the
-//! status, and powers off.
-//!
-//! User Mode Linux starts init on a read-only hostfs, which shows the host's root. Init mounts an
-//! overlay over the hostfs, with its upper layer in memory. Then init changes its root to the
-//! overlay. The VM therefore sees the host's files, but its writes stay in the VM. Only writes to
-//! the kept directories reach the host.
-//!
-//! The overlay protects the host's files from accidents, but not from a malicious command, which
-//! can mount hostfs again. So run the lab as an unprivileged user. In the host lane, init is PID 1
-//! of fresh namespaces, and the command uses the host's files without an overlay.
-//!
-//! ```text
-//!  work dir (hostfs, rw, held open only by init)   stdout, stderr, status
-//!    root/        tmpfs
-//!      upper/ work/
-//!      new/       overlay(lower = hostfs of /, ro) ─ pivot_root here
-//!                  (if the kernel opens no files through it: a tmpfs with bind mounts)
-//!         proc sys dev run (own) · /lib/modules/RELEASE ─▶ modules · kept directories (hostfs, rw)
-//! ```
+//! Init (PID 1) of the lab: prepares the root file system, runs the command, reaps processes,
+//! reports the exit status, and powers off.
 
 use std::ffi::{CString, OsStr};
 use std::fs::{DirBuilder, File};
@@ -38,12 +20,12 @@ use rustix::system::{RebootCommand, finit_module, reboot, sethostname, uname};
 use crate::job::{self, Job};
 use crate::signals::kill_all_others;
 
-/// Becomes the VM's init if this process is PID 1 and was started as `PROGRAM init WORKDIR`.
-/// Otherwise does nothing. A program that calls [`crate::run`] must call this function first in
-/// `main`.
+/// Acts as the lab's init, and never returns, if this process is PID 1 and was started as
+/// `PROGRAM init WORKDIR`. Otherwise returns immediately. A program that calls [`crate::run`] must
+/// first call this function in `main`.
 pub fn maybe_init() {
     let mut args = std::env::args_os().skip(1);
-    // User Mode Linux appends further words of the kernel's command line, such as `console=tty0`.
+    // Ignores the further arguments that the kernel appends, such as `console=tty0`.
     let (verb, dir) = (args.next(), args.next());
     if std::process::id() != 1 || verb.is_none_or(|verb| verb != "init") {
         return;
@@ -56,8 +38,8 @@ pub fn maybe_init() {
     }
 }
 
-/// Raises the open file limit to the limit that a container has. The kernel starts PID 1 with a
-/// limit of 4,096 open files.
+/// Raises the limit on open files from the kernel's default for PID 1 (4,096) to the limit of a
+/// container.
 fn allow_files() {
     const FILES: u64 = 1 << 20;
     let Rlimit { current, .. } = getrlimit(Resource::Nofile);
@@ -82,12 +64,12 @@ fn init(dir: &Path) -> ! {
         };
         let mut report = report.context("cannot set up the lab")??;
         let status = execute(&job, &report);
-        // The runner accepts only a complete line, so this write comes last.
+        // Writes the status last, as a complete line: the runner ignores an incomplete one.
         writeln!(report.status, "{status}").context("cannot write the status")
     });
     if let Err(error) = done {
-        // Writes the error to the VM's console. A runner that gets no status shows the end of the
-        // console.
+        // Prints the error on the VM's console. The runner shows the end of the console if it gets
+        // no status.
         eprintln!("lab: init: {error:#}");
     }
     if host {
@@ -95,13 +77,14 @@ fn init(dir: &Path) -> ! {
     }
     rustix::fs::sync();
     let _ = reboot(RebootCommand::PowerOff);
-    // PID 1 must not exit, because its exit makes the kernel panic.
+    // PID 1 must not exit, because the kernel panics when it does.
     loop {
         std::thread::park();
     }
 }
 
-/// Channel from the VM to the runner: one file for each stream, and one for the exit status.
+/// Files in which init reports to the runner: the output streams and the exit status of the
+/// command.
 struct Report {
     stdout: File,
     stderr: File,
@@ -124,8 +107,8 @@ impl Report {
     }
 }
 
-/// Prepares the namespaces for a command on the host's kernel (host lane). `unshare` has created
-/// these namespaces with private mount propagation.
+/// Prepares the namespaces in which a command runs on the host's kernel (host lane). `unshare` has
+/// created them, with private mount propagation.
 fn enter_namespaces() -> Result<()> {
     attach("proc", Path::new("/proc"), "proc", "")?;
     attach("sysfs", Path::new("/sys"), "sysfs", "")?;
@@ -151,7 +134,8 @@ fn enter_guest(dir: &Path, job: &Job) -> Result<Result<Report>> {
     );
     attach("overlay", &new, "overlay", layers)?;
     if let Err(error) = File::open(below(&new, &dir.join(job::FILE))) {
-        // Linux 5.10 lists the files of an overlay over hostfs but cannot open them.
+        // Before it uses the overlay, checks that it can open files: Linux 5.10 lists the files of
+        // an overlay over hostfs, but cannot open them.
         eprintln!("lab: no overlay over hostfs ({error}): the root is put together instead");
         unmount(&new, UnmountFlags::DETACH).context("cannot detach the overlay")?;
         put_together(&new)?;
@@ -181,8 +165,7 @@ fn enter_guest(dir: &Path, job: &Job) -> Result<Result<Report>> {
             inner("dev").join(name),
         );
     }
-    // Mounts cgroups for programs that look for them. Ignores errors, because tests do not need
-    // cgroups.
+    // Mounts cgroup2 for programs that read it. Ignores errors, because no test needs it.
     let _ = attach("cgroup2", &inner("sys/fs/cgroup"), "cgroup2", "");
     if let Some(modules) = &job.modules {
         let release = inner("lib/modules").join(OsStr::from_bytes(uname().release().to_bytes()));
@@ -198,8 +181,8 @@ fn enter_guest(dir: &Path, job: &Job) -> Result<Result<Report>> {
         attach("hostfs", &here, "hostfs", folder)?;
     }
 
-    // Stacks the old root on top of the new root, and detaches the old root. Only the open files of
-    // the report still use the old root.
+    // Mounts the old root over the new root, and detaches it. Afterwards only init's open report
+    // files still use the old root.
     chdir(&new).context("chdir")?;
     pivot_root(".", ".").context("pivot_root")?;
     unmount(".", UnmountFlags::DETACH).context("cannot detach the old root")?;
@@ -213,8 +196,8 @@ fn below(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }
 
-/// Builds a root without an overlay: the host's directories read-only, a copy of `/etc`, and empty
-/// `/tmp` and `/var`.
+/// Builds a root directory without an overlay: read-only bind mounts of the host's directories, a
+/// copy of `/etc`, and empty `/tmp` and `/var`.
 fn put_together(new: &Path) -> Result<()> {
     const OWN: [&str; 5] = ["proc", "sys", "dev", "run", "tmp"];
     attach("tmpfs", new, "tmpfs", "mode=755")?;
@@ -235,8 +218,8 @@ fn put_together(new: &Path) -> Result<()> {
     symlink("/run", new.join("var/run")).context("/var/run")
 }
 
-/// Copies a file, a symbolic link, or a directory with its content. Skips unreadable and special
-/// files.
+/// Copies a file, a symbolic link, or a directory with its content. Skips special files and
+/// unreadable files.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     let about = || format!("cannot copy {}", from.display());
     let kind = from.symlink_metadata().with_context(about)?.file_type();
@@ -260,8 +243,8 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Loads the module overlayfs, which Debian's kernel package does not build in. Does not use
-/// `modprobe`, which would look for the module in the wrong directory before the root has changed.
+/// Loads the module overlay, which Debian's kernel does not contain. Cannot use `modprobe`, which
+/// looks in the host's directory of modules until the root has changed.
 fn load_overlay(modules: Option<&Path>) -> Result<()> {
     let Some(file) = modules
         .map(|dir| dir.join("kernel/fs/overlayfs/overlay.ko"))
@@ -308,8 +291,8 @@ fn loopback_up() -> Result<()> {
     }
 }
 
-/// Runs the command until it exits, and kills its remaining child processes. Returns the exit
-/// status as a shell does (128 + n after signal n).
+/// Runs the command until it exits, then kills all remaining processes. Returns the exit status as
+/// a shell does: 128 + n if signal n ended the command.
 fn execute(job: &Job, report: &Report) -> i32 {
     let complain = |text: String, status| {
         let _ = writeln!(&report.stderr, "lab: {text}");
@@ -347,9 +330,9 @@ fn execute(job: &Job, report: &Report) -> i32 {
             );
         }
     };
-    // Passes the output through pipes. If the command wrote to the files directly, a program that
-    // opens /dev/stdout would truncate a file. As a disadvantage, a kernel panic loses the output
-    // that is still in a pipe.
+    // Copies the command's output from pipes into the report files. A program that opens
+    // /dev/stdout would truncate a report file if the command wrote to it directly. But if the
+    // kernel panics, output in the pipes is lost.
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let pid = Pid::from_child(&child);
     std::thread::scope(|scope| {
@@ -357,13 +340,13 @@ fn execute(job: &Job, report: &Report) -> i32 {
         scope.spawn(|| stderr.map(|from| pump(from, &report.stderr)));
         let status = reap_until(pid);
         kill_all_others();
-        // Waits until no process is left, because processes keep the pipes open until they end.
+        // Waits until all processes have ended, because each may hold the pipes open.
         while matches!(wait(WaitOptions::empty()), Ok(_) | Err(Errno::INTR)) {}
         status
     })
 }
 
-/// Reaps children, as PID 1 must, until `pid` ends.
+/// Reaps ended processes, as PID 1 must, until the process `pid` ends. Returns its exit status.
 fn reap_until(pid: Pid) -> i32 {
     loop {
         match wait(WaitOptions::empty()) {
@@ -383,8 +366,8 @@ fn pump(mut from: impl Read, mut to: &File) {
     loop {
         match from.read(&mut buffer) {
             Ok(0) => return,
-            // Ignores a failed write, such as on a full disk of the host: the command must
-            // continue.
+            // Ignores a failed write, for example to a full disk of the host, so that the command
+            // continues.
             Ok(length) => drop(to.write_all(buffer.get(..length).unwrap_or_default())),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(_) => return,

@@ -1,5 +1,5 @@
-//! Jobs. A job is the command for a VM, as a file in the work dir. Arguments, variables and paths
-//! arrive unchanged, without a shell and without quoting.
+//! Job: the command that a VM runs, stored as a file in the work dir. No shell or kernel command
+//! line interprets it, so arguments, environment variables and paths arrive unchanged.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// Name of the job file in the work dir.
+/// Name of the job's file in the work dir.
 pub(crate) const FILE: &str = "job";
 
-/// Directories of the default `PATH`. System tools are in `sbin`.
+/// Directories that `PATH` must contain. System tools are in `sbin`.
 const PATHS: [&str; 6] = [
     "/usr/local/sbin",
     "/usr/local/bin",
@@ -26,9 +26,9 @@ pub(crate) struct Job {
     pub(crate) argv: Vec<OsString>,
     pub(crate) env: Vec<(OsString, OsString)>,
     pub(crate) cwd: PathBuf,
-    /// Name of the kernel that runs the command (see [`crate::Lane`]).
+    /// Name of the [`crate::Lane`] (kernel) on which the command runs.
     pub(crate) lane: String,
-    /// Host directory with the VM kernel's modules, if it has any.
+    /// Host directory with the modules of the VM's kernel, or `None` if it has no modules.
     pub(crate) modules: Option<PathBuf>,
     /// Host directories to which the VM may write.
     pub(crate) keep: Vec<PathBuf>,
@@ -44,7 +44,7 @@ impl Job {
     }
 }
 
-/// Returns `path`, extended by the default directories that it lacks.
+/// Returns `path` with the default directories that it lacks (`PATHS`) at its end.
 pub(crate) fn sane_path(path: Option<&OsStr>) -> OsString {
     let given: Vec<PathBuf> = path
         .map(|path| std::env::split_paths(path).collect())

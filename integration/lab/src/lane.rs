@@ -1,32 +1,31 @@
-//! Lanes: the kernels on which the lab can run a command. They are the host's kernel (if it has
-//! IPVS), and two User Mode Linux kernels.
+//! Lanes: the kernels on which the lab can run a command. They are the host's kernel, if it has
+//! IPVS, and two kinds of User Mode Linux kernels.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::str::FromStr;
 
-/// Path of the kernel that `integration/kernel/packaged 6.12` fetches, below the user's cache
-/// directory. Guests need less CPU time on this kernel than on Linux 6.1.
+/// Path, in the user's cache directory, of the kernel that `integration/kernel/packaged 6.12`
+/// downloads. A VM needs less CPU time on it than on Linux 6.1.
 const FETCHED: &str = "kube-proxy-ipvs/packaged-6.12/linux";
 
-/// Paths of an installed package `user-mode-linux`: the kernel, and the directory with its modules
-/// per release.
+/// Kernel that Debian's package `user-mode-linux` installs.
 const INSTALLED: &str = "/usr/bin/linux.uml";
 const INSTALLED_MODULES: &str = "/usr/lib/uml/modules";
 
-/// Kernel that runs a command: the host's, or one of two User Mode Linux kernels.
+/// Kernel on which the lab runs a command: the host's, or one of two kinds of User Mode Linux.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lane {
-    /// The host's kernel, with fresh network, mount and PID namespaces. A command can change the
-    /// host's files.
+    /// The host's kernel, in new network, mount and PID namespaces. A command can change the host's
+    /// files.
     Host,
-    /// Debian's packaged User Mode Linux with modules: the fetched Linux 6.12, or the installed
-    /// package. The kernel supports only legacy iptables. `--kernel` selects a kernel of another
-    /// Debian suite.
+    /// Debian's User Mode Linux with its modules: the downloaded Linux 6.12, otherwise the
+    /// installed package. It supports only legacy iptables. `--kernel` selects the kernel of
+    /// another Debian release.
     A,
-    /// A custom User Mode Linux kernel (`--kernel`) that supports iptables-nft: Debian's kernel
-    /// with further modules (`integration/kernel/modules`), or a kernel without modules
+    /// A User Mode Linux kernel with iptables-nft, given by `--kernel`. Either Debian's kernel with
+    /// more modules (`integration/kernel/modules`), or a kernel without modules
     /// (`integration/kernel/build`), which boots in half a second.
     B,
 }
@@ -44,7 +43,7 @@ impl fmt::Display for Lane {
 impl FromStr for Lane {
     type Err = String;
 
-    /// Parses `host`, `A`, `B`, or `uml` (an alias for `A`).
+    /// Parses the name of a lane: `host`, `A`, `B`, or `uml` (an alias for `A`).
     fn from_str(name: &str) -> Result<Self, String> {
         match name {
             "host" => Ok(Self::Host),
@@ -55,33 +54,32 @@ impl FromStr for Lane {
     }
 }
 
-/// Reason why the chosen kernel (lane) cannot run a command. The error message includes the next
-/// step.
+/// Reason why the lab cannot use the chosen kernel. The message includes what the user can do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Missing {
-    /// The machine has no packaged User Mode Linux, and the host's kernel has no IPVS.
+    /// The host's kernel has no IPVS, and Debian's User Mode Linux is not installed.
     #[error(
         "no IPVS here: the host's kernel does not offer it, and {0} is missing; run `make deps`, which fetches User Mode Linux"
     )]
     Uml(PathBuf),
-    /// The kernel of `--kernel` is not an executable file.
+    /// The path in `--kernel` does not name an executable file.
     #[error(
         "{0} is not an executable kernel; build it, or leave --kernel away for Debian's package"
     )]
     Kernel(PathBuf),
-    /// Lane B was chosen without a kernel. Lane B has no default kernel.
+    /// Lane B was chosen without `--kernel`, but it has no default kernel.
     #[error(
         "lane B needs its kernel: --kernel PATH, or LAB_KERNEL in the environment (`integration/kernel/modules` and `integration/kernel/build` print the path)"
     )]
     NoKernel,
-    /// The host's kernel was requested, but the process is not root with CAP_SYS_ADMIN.
+    /// The host's kernel was chosen, but this process is not root with CAP_SYS_ADMIN.
     #[error(
         "the host's kernel cannot be used: run as root with CAP_SYS_ADMIN (network, mount and PID namespaces)"
     )]
     Host,
 }
 
-/// A kernel (lane) that exists on this machine, with the paths of its files.
+/// A kernel that exists on this machine, with its lane and the paths of its files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Kernel {
     Host,
@@ -93,7 +91,7 @@ pub(crate) enum Kernel {
 }
 
 impl Kernel {
-    /// Returns the requested kernel (lane). Without a request, chooses in this order:
+    /// Finds the kernel of the chosen lane. Without a chosen lane, takes the first of these:
     ///
     /// 1. lane B, if a kernel is given;
     /// 2. the host's kernel, if it has IPVS;
@@ -151,7 +149,7 @@ impl fmt::Display for Kernel {
     }
 }
 
-/// Returns the path of lane A's default kernel, which may be missing.
+/// Returns the path of lane A's default kernel, even if the file is missing.
 fn packaged() -> PathBuf {
     let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache"));
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
@@ -160,8 +158,8 @@ fn packaged() -> PathBuf {
     fetched.unwrap_or_else(|| INSTALLED.into())
 }
 
-/// Returns the directory with the kernel's modules. The installed kernel has the modules of its
-/// package. Any other kernel has its modules in a subdirectory of `modules`, next to the kernel.
+/// Returns the directory with the modules of a kernel file. The installed package has its own. For
+/// any other kernel, this is a subdirectory of `modules`, next to the kernel file.
 fn modules_of(kernel: &Path) -> Option<PathBuf> {
     if kernel == Path::new(INSTALLED) {
         newest_release(Path::new(INSTALLED_MODULES))
@@ -170,10 +168,10 @@ fn modules_of(kernel: &Path) -> Option<PathBuf> {
     }
 }
 
-/// Returns the subdirectory of the newest kernel release, after which a subdirectory is named.
+/// Returns the subdirectory of the newest kernel release. Subdirectories are named after releases.
 fn newest_release(modules: &Path) -> Option<PathBuf> {
     let entries = std::fs::read_dir(modules).ok()?.flatten();
-    // Compares numbers as numbers: 6.12.117 is newer than 6.12.9.
+    // Compares the numbers in the names: 6.12.117 is newer than 6.12.9.
     let numbers = |path: &PathBuf| -> Vec<u32> {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let parts = name.split(|part: char| !part.is_ascii_digit());
@@ -186,15 +184,15 @@ fn executable(path: &Path) -> bool {
     path.is_file() && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
 }
 
-/// Returns true if the kernel has IPVS. Loads the module if necessary, which needs root.
+/// Returns true if the host's kernel has IPVS. Tries to load the module, which only root can.
 fn host_has_ipvs() -> bool {
     let there = || Path::new("/proc/net/ip_vs").exists();
     rustix::process::geteuid().is_root()
         && (there() || succeeds("modprobe", &["-q", "ip_vs"]) && there())
 }
 
-/// Returns true if the kernel can create an nftables table. Tries it in a temporary network
-/// namespace.
+/// Returns true if the host's kernel can create an nftables table, which it tries in a temporary
+/// network namespace.
 pub(crate) fn host_has_nftables() -> bool {
     rustix::process::geteuid().is_root()
         && succeeds("unshare", &["--net", "nft", "add", "table", "inet", "lab"])

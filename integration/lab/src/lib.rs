@@ -66,12 +66,12 @@ pub use world::{
     World,
 };
 
-/// Returns true if this process runs in the lab. The lab's init sets `LAB=1`.
+/// Returns true if this process runs in the lab, where init sets `LAB=1`.
 pub fn in_lab() -> bool {
     std::env::var_os("LAB").is_some_and(|lab| lab == "1")
 }
 
-/// Returns the iptables backend that tests of this lab use, as the suffix of the iptables commands:
+/// Returns the iptables backend for tests, which is also the suffix of the iptables commands:
 ///
 /// - `nft` on the kernel of lane B, which must have nf_tables, and on a host whose nft backend
 ///   supports NAT;
@@ -87,12 +87,12 @@ pub fn iptables_backend() -> &'static str {
     })
 }
 
-/// Creates links in a directory from the plain names of the iptables programs to the programs of a
-/// backend. Returns the names of programs that are not installed.
+/// Fills the directory `folder` with links `iptables`, `iptables-save` and so on to the programs of
+/// one backend. Returns the names of programs that are not installed.
 ///
 /// # Errors
 ///
-/// Fails if the directory cannot be written.
+/// Returns an error if it cannot write to the directory.
 pub fn link_iptables(backend: &str, folder: &Path) -> io::Result<Vec<String>> {
     fs::create_dir_all(folder)?;
     let path = std::env::var_os("PATH").unwrap_or_default();

@@ -1,9 +1,9 @@
-//! Markdown pages that lab programs write into docs.
+//! Formats Markdown pages that test programs write into `docs`.
 
-/// Maximum line length of prose, as `integration/documents` requires.
+/// Maximum length of a line of prose, which `integration/documents` checks.
 const COLUMNS: usize = 100;
 
-/// Wraps prose at 100 columns. Keeps tables, headings and pictures.
+/// Wraps paragraphs and list items at 100 columns. Does not change tables, headings and images.
 #[must_use]
 pub fn wrapped(text: &str) -> String {
     let mut page = String::with_capacity(text.len());
@@ -18,7 +18,8 @@ pub fn wrapped(text: &str) -> String {
     page
 }
 
-/// Appends one paragraph or list item. Indents the continuation lines of a list item.
+/// Appends a paragraph or a list item, wrapped at 100 columns. Indents the further lines of a list
+/// item.
 fn fill(line: &str, page: &mut String) {
     let indent = if line.starts_with("* ") || line.starts_with("- ") {
         "  "

@@ -1,10 +1,11 @@
-//! Reports the lab's prerequisites: the chosen kernel, and the tools for worlds and tests.
+//! Reports whether a machine can run the lab: the kernel that a run would use, and the required
+//! programs.
 
 use crate::job::sane_path;
 use crate::lane::Kernel;
 use crate::runner::Options;
 
-/// Names of required programs, with the Debian packages that contain them.
+/// Programs that the lab or its tests run, each with its Debian package.
 const TOOLS: [(&str, &str); 9] = [
     ("ip", "iproute2"),
     ("modprobe", "kmod"),
@@ -17,19 +18,19 @@ const TOOLS: [(&str, &str); 9] = [
     ("curl", "curl"),
 ];
 
-/// Line of the report, about one tool or one kernel.
+/// Result for one required program or for the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// Name of the tool or kernel.
+    /// Name of the program, or of the kernel.
     pub what: String,
-    /// Version or path, or the reason for its absence.
+    /// Version or path, or the reason why the program or kernel is missing.
     pub found: Result<String, String>,
-    /// Debian package that contains a missing tool, if any.
+    /// Debian package to install if the program is missing.
     pub package: Option<&'static str>,
 }
 
-/// Looks for the kernel that `options` choose, and for every tool. May load the module `ip_vs`, as
-/// a run would, but changes nothing else.
+/// Reports the kernel that `options` choose, and each required program. May load the module
+/// `ip_vs`, like a run of the lab, but changes nothing else.
 pub fn doctor(options: &Options) -> Vec<Finding> {
     let kernel = Kernel::choose(options.lane, options.kernel.as_deref());
     let package = matches!(kernel, Err(crate::Missing::Uml(_))).then_some("user-mode-linux");

@@ -1,42 +1,43 @@
-//! Resource use of a process, read from `/proc`.
+//! Reads the CPU time and other resources of a process from `/proc`.
 
 use std::fs;
 use std::io;
 use std::time::Duration;
 
-/// Duration of a clock tick (`USER_HZ`). It is equal on every Linux platform.
+/// Length of a clock tick in `/proc` (`USER_HZ` is 100 on the platforms that the tests support).
 const TICK: Duration = Duration::from_millis(10);
 
-/// Returns the CPU time of a process and of its ended children.
+/// Returns the CPU time of a process, including its children that have ended and been waited for.
 ///
 /// # Errors
-/// Fails if the process has ended.
+/// Returns an error if the process does not exist.
 pub fn cpu(pid: u32) -> io::Result<Duration> {
     let times = stat(pid)?.into_iter().skip(11).take(4);
     Ok(TICK * times.filter_map(|ticks| ticks.parse::<u32>().ok()).sum())
 }
 
-/// Returns the fields of `/proc/PID/stat` after the program's name, from the process state on.
-/// Skips the name, because it may contain any character.
+/// Returns the fields of `/proc/PID/stat` that follow the program's name, beginning with the
+/// process state. The name may contain spaces and parentheses.
 ///
 /// # Errors
-/// Fails if the process has ended.
+/// Returns an error if the process does not exist.
 pub fn stat(pid: u32) -> io::Result<Vec<String>> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let fields = text.rsplit(')').next().unwrap_or_default();
     Ok(fields.split_whitespace().map(str::to_owned).collect())
 }
 
-/// Returns a number from `/proc/PID/status`: `VmHWM` and `VmRSS` in KiB, `Threads`.
+/// Returns the number in a line of `/proc/PID/status`, such as `VmHWM` and `VmRSS` (in KiB) or
+/// `Threads`.
 ///
 /// # Errors
-/// Fails if the process has ended, or if the kernel does not report this number.
+/// Returns an error if the process does not exist, or if the file has no such line.
 pub fn status(pid: u32, name: &str) -> io::Result<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/status"))?;
     field(&text, name).ok_or_else(|| io::Error::other(format!("/proc/{pid}/status has no {name}")))
 }
 
-/// Parses a number from a `status` file.
+/// Returns the number in the line `name` of a `/proc/PID/status` file, or `None` without this line.
 pub fn field(status: &str, name: &str) -> Option<u64> {
     let line = status
         .lines()

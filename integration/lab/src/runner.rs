@@ -6,7 +6,7 @@
 //! - The VM's init appends to `stdout` and `stderr`. The runner forwards both.
 //! - The VM's init writes `status` last.
 //!
-//! The VM writes to files and not to a console, because a tty would change bytes and mix the two
+//! The VM writes to files instead of a console, because a tty would change bytes and mix both
 //! streams.
 //!
 //! A run leaves nothing behind. The VM is one process group, which the runner kills as a whole.
@@ -36,7 +36,7 @@ use crate::job::{Job, sane_path};
 use crate::lane::{self, Kernel, Lane, Missing};
 use crate::signals::{Signals, unblock_all};
 
-/// Shared library that the User Mode Linux kernel preloads; see `xstate.c`.
+/// Shared library that User Mode Linux preloads to restore vector registers; see `xstate.c`.
 const XSTATE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/xstate.so"));
 
 const TIMED_OUT: i32 = 124;
@@ -45,25 +45,27 @@ const NO_KERNEL: i32 = 127;
 
 /// Interval between two reads of the VM's output.
 const TICK: Duration = Duration::from_millis(10);
-/// Timeout for a VM to power off after it has written its status.
+/// Time that a VM has to power off after it has written its status.
 const POWER_OFF: Duration = Duration::from_secs(5);
 
-/// Options of a run in the lab.
+/// Options of a run of the lab.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// Time limit, boot included. At this limit, the runner kills the run and returns status 124.
+    /// Time limit of the run, including the VM's boot. Then the runner kills the VM, and returns
+    /// status 124.
     pub timeout: Duration,
-    /// Memory of the VM, in the format of the kernel's `mem=`: digits and K, M or G.
+    /// Memory of the VM in the format of the kernel's `mem=`: digits, then K, M or G.
     pub memory: String,
-    /// Number of the CPU to use. `None` chooses a CPU that no other run uses, if possible.
+    /// Number of the host's CPU on which the VM runs. `None` chooses a CPU that no other run uses,
+    /// if possible.
     pub cpu: Option<usize>,
-    /// Lane (kernel) to use. `None` chooses in this order: lane B if a kernel is given, the host's
-    /// kernel if it has IPVS, lane A.
+    /// Lane (kernel) of the run. `None` chooses the first available: lane B if `kernel` is given,
+    /// the host's kernel if it has IPVS, lane A.
     pub lane: Option<Lane>,
-    /// Path of a User Mode Linux kernel. Lane B needs a path. For lane A, `None` selects the
-    /// packaged kernel.
+    /// Path of a User Mode Linux kernel, which lane B requires. `None` selects Debian's kernel for
+    /// lane A.
     pub kernel: Option<PathBuf>,
-    /// Host directories to which the VM may write, at the same paths.
+    /// Host directories to which the VM may write, under the same paths.
     pub keep: Vec<PathBuf>,
 }
 
@@ -81,8 +83,9 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Returns the default options, changed by the variables `LAB_LANE`, `LAB_KERNEL` and
-    /// `LAB_MEMORY`. Ignores an unknown lane, with a message on standard error.
+    /// Returns the default options, with lane, kernel and memory from the environment variables
+    /// `LAB_LANE`, `LAB_KERNEL` and `LAB_MEMORY`. Prints a message about an unknown lane, and
+    /// ignores it.
     pub fn from_env() -> Self {
         let lane = std::env::var("LAB_LANE")
             .ok()
@@ -101,8 +104,7 @@ impl Options {
 }
 
 impl Options {
-    /// Chooses the host's kernel for commands that need `nf_tables`. Does so only if all of these
-    /// conditions hold:
+    /// Chooses the host's kernel for commands that need `nf_tables`, if all of these hold:
     ///
     /// - The user has chosen no lane, and is root.
     /// - The kernel has nf_tables.
@@ -121,8 +123,8 @@ impl Options {
     }
 }
 
-/// Runs `argv` in the lab with this process's environment and working directory. Forwards the
-/// command's output. Inside the lab, runs the command directly.
+/// Runs the command `argv` in the lab, with this process's environment and working directory.
+/// Forwards the command's output. If this process is already in the lab, runs it directly.
 ///
 /// Returns an exit status:
 ///
@@ -179,7 +181,7 @@ fn try_run(argv: &[OsString], options: &Options) -> Result<i32> {
         }
         RunEnd::Signal(signal) => 128 + i32::from(signal),
         // The reader of the runner's output has closed the pipe. A shell returns this status for a
-        // program that SIGPIPE ended.
+        // program that SIGPIPE has ended.
         RunEnd::OutputClosed => 128 + Signal::PIPE.as_raw(),
         RunEnd::Died => {
             let how = leader
@@ -201,7 +203,7 @@ fn memory_is_sane(memory: &str) -> bool {
     !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Parses a size like `1G` into bytes.
+/// Converts a size such as `1G` into bytes.
 fn memory_bytes(memory: &str) -> u64 {
     let shift = match memory.as_bytes().last() {
         Some(b'K' | b'k') => 10,
@@ -253,16 +255,16 @@ fn prepare(dir: &Path, argv: &[OsString], options: &Options, kernel: &Kernel) ->
         File::create(dir.join(name)).with_context(step)?;
     }
     std::fs::write(dir.join("xstate.so"), XSTATE).with_context(step)?;
-    // Uses a link in the work dir instead of the program's path, which may contain blanks: the
-    // kernel's command line has no quoting.
+    // Starts init through a link in the work dir. The program's own path may contain spaces, which
+    // the kernel's command line cannot quote.
     let exe = std::env::current_exe().context("cannot find this program's own file")?;
     std::os::unix::fs::symlink(exe, dir.join("init")).with_context(step)
 }
 
-/// Chooses a CPU for the VM. If the processes of a User Mode Linux move between CPUs, every system
-/// call takes three times as long. The runner binds an abstract socket to reserve the CPU, so that
-/// concurrent runs use different CPUs. The reservation ends with the runner. Returns the CPU's
-/// number, and the socket if there is a reservation.
+/// Chooses the CPU on which the VM runs. If User Mode Linux moves between CPUs, each system call
+/// takes three times as long. An abstract socket reserves the CPU while this process runs, so that
+/// concurrent runs use different CPUs. Returns the CPU's number, and the socket if the CPU could be
+/// reserved.
 fn choose_cpu(wanted: Option<usize>) -> Result<(usize, Option<UnixListener>)> {
     let allowed = sched_getaffinity(None).context("cannot read the CPU affinity")?;
     if let Some(cpu) = wanted {
@@ -285,7 +287,7 @@ fn choose_cpu(wanted: Option<usize>) -> Result<(usize, Option<UnixListener>)> {
     Ok((cpus.get(turn).copied().unwrap_or(0), None))
 }
 
-/// Reason for the end of a run.
+/// Event that ended a run.
 enum RunEnd {
     Status(i32),
     TimedOut,
@@ -294,7 +296,8 @@ enum RunEnd {
     Died,
 }
 
-/// The running VM. It is one process group, led by the User Mode Linux kernel or by `unshare`.
+/// The running VM, or the command's namespaces. All processes are in one process group, whose
+/// leader is the User Mode Linux kernel or `unshare`.
 struct Guest {
     leader: Child,
     sentry: Child,
@@ -322,7 +325,7 @@ impl Guest {
                 }
                 let shown = dir.display();
                 command.arg(format!("mem={memory}"));
-                // The root is read-only. The VM mounts its writable directories itself.
+                // The VM mounts the host's root read-only. Init mounts the writable directories.
                 command.args(["root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro"]);
                 command.args([
                     format!("init={shown}/init"),
@@ -336,12 +339,12 @@ impl Guest {
                     "panic=-1",
                     "oops=panic",
                 ]);
-                // Without these settings, every new network namespace starts with tunl0 and sit0,
-                // and with dummy0 if dummy is built in.
+                // Prevents the devices tunl0, sit0 and (if dummy is built in) dummy0, which every
+                // new network namespace would contain otherwise.
                 command.arg("sysctl.net.core.fb_tunnels_only_for_init_net=2");
                 command.arg("dummy.numdummies=0");
-                // From Linux 6.16 on, guests can enter the kernel by seccomp, which is faster than
-                // ptrace.
+                // Since Linux 6.16, User Mode Linux can intercept system calls by seccomp, which is
+                // faster than ptrace.
                 command.arg("seccomp=auto");
                 command.arg("--").arg("init").arg(dir);
                 command
@@ -363,8 +366,8 @@ impl Guest {
             unsafe_code,
             reason = "std has no other way to pin a child and to tie its life to ours"
         )]
-        // SAFETY: between fork and exec, the child makes only three async-signal-safe system calls.
-        // It does not allocate and takes no lock.
+        // SAFETY: between fork and exec, the child only makes three system calls, all
+        // async-signal-safe. It allocates nothing and takes no lock.
         unsafe {
             command.pre_exec(move || {
                 unblock_all();
@@ -375,8 +378,8 @@ impl Guest {
                 Ok(())
             });
         }
-        // As a subreaper, this process becomes the parent of the group's orphans. This process can
-        // then wait for the orphans.
+        // A subreaper adopts the orphans of the process group, so that [`Self::kill`] can wait for
+        // them.
         set_child_subreaper(Some(getpid())).context("cannot become a subreaper")?;
         let leader = command
             .spawn()
@@ -389,7 +392,8 @@ impl Guest {
         })
     }
 
-    /// Forwards output until the VM has written a status or another event ends the run.
+    /// Forwards the command's output until the VM has written a status, or until another event ends
+    /// the run.
     fn watch(&mut self, dir: &Path, mut deadline: Instant, signals: &Signals) -> Result<RunEnd> {
         let pidfd =
             pidfd_open(Pid::from_child(&self.leader), PidfdFlags::empty()).context("pidfd_open")?;
@@ -402,8 +406,8 @@ impl Guest {
         loop {
             let late = Instant::now() >= deadline;
             status = status.or_else(|| read_status(&dir.join("status")));
-            // Forwards output only after the check for the end of the run, so that the output from
-            // just before the VM's end is included.
+            // Checks for the end of the run first, and then forwards output. So the last output
+            // before the end is included.
             if pass_on(&mut stdout, &mut io::stdout())? | pass_on(&mut stderr, &mut io::stderr())? {
                 return Ok(RunEnd::OutputClosed);
             }
@@ -429,18 +433,17 @@ impl Guest {
         }
     }
 
-    /// Kills the whole process group, and waits until the group is empty. Returns the leader's
-    /// status, if known.
+    /// Kills the process group, and waits until all its processes have ended. Returns the leader's
+    /// status, if it is known.
     fn kill(&mut self) -> Option<WaitStatus> {
         if std::mem::replace(&mut self.killed, true) {
             return None;
         }
-        // This process has not reaped the leader, so no other group can have the group's number.
-        // The signal reaches only this group.
+        // The leader is not reaped yet, so no other process group can have its number.
         let group = Pid::from_child(&self.leader);
         let _ = kill_process_group(group, Signal::KILL);
-        // Waits for at most two seconds, because a process that hangs in the host's kernel never
-        // ends.
+        // Waits at most two seconds, because a process that hangs in the host's kernel does not
+        // end.
         let deadline = Instant::now() + Duration::from_secs(2);
         let mut leader = None;
         while Instant::now() < deadline {
@@ -463,11 +466,12 @@ impl Drop for Guest {
     }
 }
 
-/// Starts the sentry. The sentry is a shell that waits for the end of its input.
+/// Starts the sentry: a shell that cleans up if the runner is killed. It waits for the end of its
+/// standard input, which the runner holds open.
 ///
-/// - If the runner exits normally, it first kills the shell.
-/// - If the runner is killed, the shell's input ends. The shell then kills the VM's group, and
-///   removes the work dir.
+/// - If the runner exits normally, the runner first kills the sentry.
+/// - If the runner is killed, the sentry's input ends. The sentry then kills the VM's process
+///   group, and removes the work dir.
 fn sentry(leader: &Child, dir: &Path) -> io::Result<Child> {
     let script = r#"read -r _; n=0; while kill -s KILL -- "-$1" && [ $n -lt 40 ]; do n=$((n + 1)); sleep 0.05; done; rm -rf "$2""#;
     Command::new("/bin/sh")
@@ -481,7 +485,8 @@ fn sentry(leader: &Child, dir: &Path) -> io::Result<Child> {
         .spawn()
 }
 
-/// Copies new data from `from` to `to`. Returns true if the reader of `to` has closed its end.
+/// Copies new data of the file `from` to `to`. Returns true if the reader of `to` has closed the
+/// pipe.
 fn pass_on(from: &mut File, to: &mut impl Write) -> Result<bool> {
     let mut buffer = vec![0; 1 << 16];
     let mut any = false;
@@ -503,7 +508,7 @@ fn pass_on(from: &mut File, to: &mut impl Write) -> Result<bool> {
     Ok(any && to.flush().is_err())
 }
 
-/// Returns the exit status if the file contains a complete status: digits and a newline.
+/// Returns the exit status in the file, or `None` if it is incomplete (digits and a newline).
 fn read_status(file: &Path) -> Option<i32> {
     std::fs::read_to_string(file)
         .ok()?
@@ -527,9 +532,9 @@ fn tail(file: &Path, lines: usize) -> String {
         .collect()
 }
 
-/// Returns the directory for the (unlinked) memory file of User Mode Linux. This is `/dev/shm` if
-/// it has enough space and allows executable files, otherwise the work dir. Containers often have a
-/// small `/dev/shm`, and a VM that fills `/dev/shm` dies.
+/// Returns the directory for the file that is User Mode Linux's memory: `/dev/shm` if it is large
+/// enough and allows executable files, otherwise the work dir. In containers, `/dev/shm` is often
+/// small, and a VM that fills it dies.
 fn memory_dir(dir: &Path, memory: &str) -> PathBuf {
     let shm = Path::new("/dev/shm");
     let room = rustix::fs::statvfs(shm).map_or(0, |fs| fs.f_bavail.saturating_mul(fs.f_frsize));
@@ -542,13 +547,13 @@ fn memory_dir(dir: &Path, memory: &str) -> PathBuf {
     }
 }
 
-/// Work dir of one run. Dropping this value removes the directory with its content.
+/// Work dir of a run. Dropping this value removes the directory with its content.
 struct WorkDir(PathBuf);
 
 impl WorkDir {
     fn new() -> Result<Self> {
-        // The path must have no blanks, because blanks separate arguments of the kernel's command
-        // line. The path must be short, because the path of a socket has at most 108 bytes.
+        // Spaces would separate arguments of the kernel's command line. The path must be short,
+        // because a socket's path has at most 108 bytes.
         let fits = |dir: &PathBuf| {
             dir.is_absolute()
                 && dir.as_os_str().len() < 60

@@ -1,12 +1,13 @@
-//! The three signals that end a run early, as a file descriptor for poll. After such a signal, the
-//! runner must kill the VM and remove the work dir. A signal handler cannot do this.
+//! Receives the signals that end a run (SIGINT, SIGTERM, SIGHUP) through a file descriptor. The
+//! runner must then kill the VM and remove the work dir, which a signal handler could not do
+//! safely.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd as _, OwnedFd};
 
-/// Descriptor for SIGINT, SIGTERM and SIGHUP. While this value exists, its thread blocks these
-/// signals.
+/// File descriptor (signalfd) for SIGINT, SIGTERM and SIGHUP. The thread that created this value
+/// blocks these signals as long as the value exists.
 pub(crate) struct Signals {
     fd: OwnedFd,
     before: libc::sigset_t,
@@ -37,11 +38,11 @@ impl Signals {
         }
     }
 
-    /// Returns the signal that arrived, if any.
+    /// Returns the number of the next signal, or `None` if no signal has arrived.
     pub(crate) fn next(&self) -> Option<u8> {
         let mut event = [0u8; size_of::<libc::signalfd_siginfo>()];
         let length = rustix::io::read(&self.fd, &mut event).ok()?;
-        // The first field of the structure is ssi_signo, a u32.
+        // The structure's first field is the signal's number (`ssi_signo`, a u32).
         let number = u32::from_ne_bytes([event[0], event[1], event[2], event[3]]);
         if length == event.len() {
             number.try_into().ok()
@@ -71,8 +72,8 @@ impl Drop for Signals {
     }
 }
 
-/// Unblocks every signal in a child process, for `pre_exec`. Without this, the child would inherit
-/// the blocked signals, because signal masks survive fork and exec.
+/// Unblocks all signals in a child process, for `pre_exec`. Otherwise the child would inherit the
+/// blocked signals, because a signal mask survives fork and exec.
 pub(crate) fn unblock_all() {
     let mut none = MaybeUninit::<libc::sigset_t>::uninit();
     #[allow(unsafe_code, reason = "std leaves the signal mask of a child as it is")]
@@ -83,8 +84,8 @@ pub(crate) fn unblock_all() {
     }
 }
 
-/// Sends SIGKILL to every process except the caller. Only for PID 1 of a separate PID namespace or
-/// VM.
+/// Sends SIGKILL to every process except the caller. Only for PID 1 of a PID namespace or a VM:
+/// elsewhere it would kill the host's processes.
 pub(crate) fn kill_all_others() {
     #[allow(unsafe_code, reason = "rustix cannot name the process id -1")]
     // SAFETY: kill takes two integers and accesses no memory.

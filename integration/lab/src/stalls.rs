@@ -1,4 +1,5 @@
-//! Detects stalls. In a stall, the host gives this VM no CPU time, so no server can reply.
+//! Detects stalls of the VM: times in which the host gives it no CPU time, so that no server in it
+//! can reply.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -8,16 +9,17 @@ use crate::{Crew, StopSignal};
 
 /// Interval between two readings of the clock.
 const TICK: Duration = Duration::from_millis(20);
-/// Minimum delay of a clock reading that counts as a stall.
+/// Shortest delay of a clock reading that counts as a stall of the VM.
 const STALL: Duration = Duration::from_millis(150);
 
-/// Sum and maximum of all stalls, measured by a thread that only sleeps. Clones share these values.
+/// Sum and maximum of all stalls of this VM, measured by a thread that only sleeps and reads the
+/// clock. Clones share these values.
 #[derive(Debug, Clone)]
 pub(crate) struct Meter(Arc<Mutex<StallTimes>>);
 
 #[derive(Debug)]
 struct StallTimes {
-    /// Sum of the delays above [`STALL`].
+    /// Sum of the delays of at least [`STALL`].
     sum: Duration,
     longest: Duration,
     /// Time of the last clock reading.
@@ -44,13 +46,14 @@ impl Meter {
         }
     }
 
-    /// Returns the sum of all stalls, including a stall that the measuring thread has not noted
-    /// yet. If two calls return different sums, a stall occurred between them.
+    /// Returns the sum of all stalls, including a stall that the measuring thread has not recorded
+    /// yet. If two calls return different sums, a stall occurred in between.
     pub(crate) fn so_far(&self) -> Duration {
         self.state().so_far()
     }
 
-    /// Returns the longest delay of a clock reading. Includes delays below [`STALL`].
+    /// Returns the longest delay of a clock reading, even if it is too short for a stall
+    /// ([`STALL`]).
     pub(crate) fn longest(&self) -> Duration {
         self.state().longest
     }
@@ -60,7 +63,7 @@ impl Meter {
     }
 }
 
-/// Runs `work`. Returns the duration that `work` reports, minus the stalls during `work`.
+/// Runs `work`, and returns the duration that it reports, minus the VM's stalls in the meantime.
 ///
 /// # Errors
 /// Returns the error of `work`.

@@ -1,23 +1,23 @@
-//! Background threads of a test.
+//! Background threads that stop together, for tests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-/// Running threads with results of type `T`. Dropping this value stops the threads, even during a
-/// panic.
+/// Running threads, each with a result of type `T`. Dropping this value stops them, even while a
+/// test panics.
 #[derive(Debug)]
 pub struct Crew<T = ()> {
     over: StopSignal,
     threads: Vec<JoinHandle<T>>,
 }
 
-/// Stop signal for threads. Clones share the signal.
+/// Signal that tells threads to stop. Clones share the signal.
 #[derive(Debug, Clone, Default)]
 pub struct StopSignal(Arc<AtomicBool>);
 
 impl StopSignal {
-    /// Returns true once the threads must stop.
+    /// Returns true if the threads must stop.
     pub fn is_over(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }
@@ -37,14 +37,14 @@ impl<T> Default for Crew<T> {
 }
 
 impl<T: Send + 'static> Crew<T> {
-    /// Starts a thread. `work` must return soon after the stop signal.
+    /// Starts a thread that runs `work`, which must return soon after the stop signal.
     pub fn begin(&mut self, work: impl FnOnce(&StopSignal) -> T + Send + 'static) {
         let over = self.over.clone();
         self.threads.push(thread::spawn(move || work(&over)));
     }
 
-    /// Stops all threads. Returns their results. If a thread has panicked, returns the first panic
-    /// instead.
+    /// Sends the stop signal, waits for all threads, and returns their results. If threads have
+    /// panicked, returns the first panic as an error.
     pub fn stop(&mut self) -> thread::Result<Vec<T>> {
         self.over.end();
         self.threads.drain(..).map(JoinHandle::join).collect()

@@ -1,10 +1,5 @@
-//! Clients that send requests until the test stops them. An account counts the results of one or
-//! more clients.
-//!
-//! ```text
-//!  client: a place, a pause, counted requests ──▶ a thread that sends requests ──▶ its account
-//!  meter: a thread that only sleeps           ──▶ stalls, which excuse timeouts
-//! ```
+//! Clients that send requests in a loop until the test stops them. One or more clients share an
+//! account, which counts their results.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,38 +11,38 @@ use std::time::{Duration, Instant};
 use crate::stalls::Meter;
 use crate::{Crew, Failure, Place, StopSignal};
 
-/// Maximum number of distinct failures that an account shows when it is printed.
+/// Maximum number of different failures that an account prints.
 const SHOWN: usize = 10;
 
-/// A client: the name of its account, its pause, and the requests that the account counts.
+/// Settings of a client: its account, its pause between requests, and the requests that count.
 /// [`Traffic`] runs the client.
 #[derive(Debug, Clone)]
 pub struct Client {
-    /// Name of the account that counts the client's results. Several clients may have the same
-    /// account.
+    /// Name of the account that counts this client's results. Clients may share an account.
     pub account: String,
     /// Pause of the client after each request.
     pub rest: Duration,
-    /// Requests that the account counts: all requests, or only some of them.
+    /// Requests that count in the account.
     pub counts: Counts,
-    /// Shortest stall of the VM that excuses the timeout of a concurrent request. An excused
-    /// request counts as unjudged.
+    /// Minimum stall of the VM that excuses a timeout at the same time. The account counts an
+    /// excused request as unjudged.
     pub excuse: Duration,
 }
 
-/// Choice of a client's requests that its account counts.
+/// Requests of a client that count in its account.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counts {
     /// All requests of the client count.
     All,
-    /// The first successful request and all later requests count.
+    /// The first successful request and all requests after it.
     FromFirstAnswer,
-    /// All requests up to the first failure. The failure stops the client.
+    /// All requests up to the first failure, after which the client stops.
     UntilFailure,
 }
 
 impl Client {
-    /// Describes a client that counts all requests and excuses no timeout.
+    /// Returns the settings of a client whose requests all count, and whose timeouts are never
+    /// excused.
     pub fn new(account: impl Into<String>, rest: Duration) -> Self {
         Self {
             account: account.into(),
@@ -58,22 +53,23 @@ impl Client {
     }
 }
 
-/// Results of one or more clients.
+/// Results of the requests of one or more clients.
 #[derive(Debug, Clone, Default)]
 pub struct Account {
-    /// Number of clients that were started.
+    /// Number of clients that [`Traffic`] has started for this account.
     pub clients: u64,
-    /// Number of counted requests, including unjudged requests.
+    /// Number of counted requests: answered, failed and unjudged.
     pub requests: u64,
     /// Number of counted requests that failed.
     pub failed: u64,
-    /// Number of requests whose result is unknown, because they timed out during a stall of the VM.
+    /// Number of counted requests that timed out during a stall of the VM, so that their timeouts
+    /// prove nothing.
     pub unjudged: u64,
-    /// Longest time from a request to its reply.
+    /// Longest time between a request and its reply.
     pub longest: Duration,
-    /// Number of failures for each client and cause.
+    /// Number of failures by client and cause.
     pub reasons: BTreeMap<String, u64>,
-    /// Number of replies from each server, by the server's name.
+    /// Number of replies by the server's name.
     pub by_server: BTreeMap<String, u64>,
     /// Time of the last reply to a counted request, if any.
     pub last_answer: Option<Instant>,
@@ -82,18 +78,17 @@ pub struct Account {
 }
 
 impl Account {
-    /// Returns the number of answered requests.
+    /// Returns the number of counted requests that got a reply.
     pub fn answered(&self) -> u64 {
         self.requests - self.failed - self.unjudged
     }
 
-    /// Returns true if at most one in 20 requests has an unknown result because of a stall of the
-    /// VM.
+    /// Returns true if fewer than one in 20 requests are unjudged because of the VM's stalls.
     pub fn is_judged(&self) -> bool {
         self.requests > 20 * self.unjudged
     }
 
-    /// Adds the results of other clients.
+    /// Adds the results of another account to this account.
     pub fn add(&mut self, other: &Self) {
         self.clients += other.clients;
         self.requests += other.requests;
@@ -155,7 +150,7 @@ impl fmt::Display for Account {
 /// Accounts of all clients, by name.
 type Accounts = BTreeMap<String, Account>;
 
-/// Running clients. Dropping this value stops the clients.
+/// Running client threads, and their accounts. Dropping this value stops the threads.
 #[derive(Debug)]
 pub struct Traffic {
     accounts: Arc<Mutex<Accounts>>,
@@ -180,8 +175,8 @@ impl Default for Traffic {
 }
 
 impl Traffic {
-    /// Starts a client on a thread in the network namespace of `place`. `ask` sends one request and
-    /// returns the name of the server.
+    /// Starts a client: a thread in the network namespace of `place`, which calls `ask` in a loop.
+    /// `ask` sends one request, and returns the name of the server that replied.
     pub fn start(
         &mut self,
         place: &Place,
@@ -202,23 +197,17 @@ impl Traffic {
         });
     }
 
-    /// Returns a copy of the accounts as they are now.
+    /// Returns a copy of all accounts, by name, while the clients continue.
     pub fn accounts(&self) -> BTreeMap<String, Account> {
         lock(&self.accounts).clone()
     }
 
-    /// Returns the longest time for which this VM got no CPU.
+    /// Returns the longest time for which the host gave this VM no CPU time.
     pub fn longest_stall(&self) -> Duration {
         self.meter.longest()
     }
 
-    /// Stops all clients after their current request.
-    ///
-    /// # Errors
-    /// Fails if a client could not enter its network namespace.
-    ///
-    /// # Panics
-    /// Panics if a client has panicked.
+    /// Stops all clients. Each finishes its current request first.
     pub fn stop(&mut self) -> io::Result<()> {
         match self.clients.stop() {
             Ok(ends) => ends.into_iter().collect(),
@@ -227,8 +216,8 @@ impl Traffic {
     }
 }
 
-/// Sends requests until `over` is set, or until the client stops itself. Sends at least one
-/// request.
+/// Sends requests in a loop, at least one, until `over` is set or the client stops by itself
+/// ([`Counts::UntilFailure`]).
 fn work(
     client: &Client,
     mut ask: impl FnMut() -> Result<String, Failure>,
@@ -265,7 +254,7 @@ mod tests {
     use super::*;
     use std::collections::VecDeque;
 
-    /// Runs a client whose requests have these results, and returns its account.
+    /// Runs a client whose requests have these results in order, and returns its account.
     fn play(client: &Client, results: &[Result<&str, Failure>]) -> Account {
         let over = StopSignal::default();
         let mut left: VecDeque<_> = results.iter().cloned().collect();

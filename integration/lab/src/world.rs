@@ -1,18 +1,5 @@
-//! A test network: one fabric, nodes and external hosts on the fabric, and pods on the nodes.
-//!
-//! ```text
-//!            fabric (bridge in its own network namespace)
-//!       ┌─────────┬──────┴───┐
-//!    eth0│     eth0│      eth0│
-//!     node1      node2       host        nodes route each other's pod ranges
-//!       cni0       cni0                  bridge with the gateway addresses; hairpin; bridged
-//!      ┌──┴──┐      │                    packets go through iptables, as in real clusters
-//!   eth0│  eth0│  eth0│
-//!     pod    pod    pod                  default route through the gateway
-//! ```
-//!
-//! Each node, pod and host (a *place*) is a network namespace. All places share the lab's files and
-//! processes. No Service address works yet, because the network has no kube-proxy.
+//! A test network: a fabric (a switch), nodes and external hosts connected to it, and pods on the
+//! nodes.
 
 mod dial;
 mod netns;
@@ -40,11 +27,11 @@ pub use server::Server;
 use netns::Netns;
 use server::{Listening, Servers};
 
-/// Time limit of [`Place::run`].
+/// Timeout of a program that [`Place::run`] runs.
 const RUN_LIMIT: Duration = Duration::from_mins(1);
 
-/// Settings that disable duplicate address detection and router advertisements. An IPv6 address
-/// then works immediately and stays.
+/// Sysctls that disable duplicate address detection and router advertisements, so that an IPv6
+/// address works immediately, and stays.
 const QUIET_IPV6: [(&str, &str); 6] = [
     ("net/ipv6/conf/all/accept_dad", "0"),
     ("net/ipv6/conf/default/accept_dad", "0"),
@@ -59,23 +46,23 @@ const FORWARDING: [(&str, &str); 2] = [
     ("net/ipv6/conf/all/forwarding", "1"),
 ];
 
-/// Reason why a world cannot be built or used.
+/// Reason why a world cannot be built or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The process is outside the lab, where it must not change the network.
+    /// The process runs outside the lab, where it must not change the network.
     #[error(
         "a world can be built in the lab only: start with `lab run --`, or call lab::enter() first in main"
     )]
     NotInLab,
-    /// The kernel lacks a module that worlds need.
+    /// The kernel lacks a module that every world needs.
     #[error("the kernel has no {what}: {next}")]
     Missing {
         /// Name of the missing module.
         what: &'static str,
-        /// Next step for the user, such as a command that loads the module.
+        /// Advice for the user, such as a command that loads the module.
         next: &'static str,
     },
-    /// An address that a test has given is invalid or unsuitable.
+    /// An address from a test is invalid, or unsuitable for this network.
     #[error("{text}: {why}")]
     Address {
         /// Address as the caller wrote it.
@@ -83,12 +70,12 @@ pub enum Error {
         /// Reason why the address is invalid or unsuitable.
         why: String,
     },
-    /// A program failed, did not start or took too long.
+    /// A program exited with an error, did not start, or ran into its timeout.
     #[error("{command}: {text}")]
     Command {
-        /// The failed program and its arguments.
+        /// Program and arguments.
         command: String,
-        /// Failed step, followed by the program's output.
+        /// Description of the failed step, followed by the program's output.
         text: String,
     },
     /// A system call or file operation failed.
@@ -101,8 +88,8 @@ pub enum Error {
     },
 }
 
-/// Parses addresses separated by commas or blanks. An address without a prefix length is a single
-/// address (/32, /128).
+/// Parses IP addresses separated by commas or spaces. An address without a prefix length gets the
+/// longest (/32 or /128).
 fn parse(text: &str) -> Result<Vec<IpNet>, Error> {
     let parts = text
         .split(|letter: char| letter == ',' || letter.is_whitespace())
@@ -120,24 +107,25 @@ fn parse(text: &str) -> Result<Vec<IpNet>, Error> {
         .collect()
 }
 
-/// The fabric, and all nodes, pods and hosts on it. Dropping this value removes the namespaces,
-/// links, servers and processes.
+/// A fabric with all its nodes, pods and external hosts. Dropping this value removes their
+/// namespaces, links, servers and processes.
 #[derive(Debug)]
 pub struct World {
-    /// Prefix of every namespace's name, unique to this world.
+    /// Prefix of the names of this world's namespaces. No other world has the same prefix.
     prefix: String,
-    /// Namespaces created so far, including those of nodes and pods whose setup has failed.
+    /// All namespaces of this world, including those of nodes and pods that could not be set up
+    /// completely.
     namespaces: Vec<Netns>,
     fabric: Netns,
     nodes: Vec<Node>,
-    /// Number of veth pairs so far. The name of a pair's bridge port contains this number.
+    /// Number of veth pairs created so far. It is part of the name of a pair's port on the bridge.
     cables: u32,
     servers: Arc<Servers>,
 }
 
 impl World {
-    /// Creates an empty fabric. `name` is part of the namespaces' names in `ip netns`, and need not
-    /// be unique.
+    /// Creates a world with only a fabric. `name` becomes part of its namespaces' names in
+    /// `ip netns`. Several worlds may have the same `name`.
     pub fn new(name: &str) -> Result<Self, Error> {
         static WORLDS: AtomicU32 = AtomicU32::new(0);
         if !crate::in_lab() {
@@ -162,8 +150,8 @@ impl World {
             cables: 0,
             servers: Arc::new(servers),
         };
-        // Keeps the fabric's packets out of iptables, because the fabric represents a switch
-        // without a firewall.
+        // Excludes the fabric's bridge from iptables, because it represents a switch without a
+        // firewall.
         world.fabric.sysctl(&bridged_through_iptables("0"))?;
         world.fabric.ip(&[
             "link add fabric type bridge mcast_snooping 0".into(),
@@ -186,9 +174,9 @@ impl World {
         };
         node.netns().sysctl(&FORWARDING)?;
         node.netns().sysctl(&bridged_through_iptables("1"))?;
-        // Sets the bridge's MAC address. By default, a bridge takes the lowest MAC address of its
-        // ports. That address would change when the test adds a pod, but other pods cache the
-        // previous address.
+        // Sets a fixed MAC address for the bridge. Otherwise it would have the lowest MAC address
+        // of its ports, which can change with a new pod, while other pods have the previous address
+        // in their neighbour tables.
         let mut lines =
             vec!["link add cni0 address 02:00:00:00:00:01 type bridge mcast_snooping 0".to_owned()];
         lines.extend(
@@ -206,16 +194,16 @@ impl World {
         Ok(node)
     }
 
-    /// Adds an external host on the fabric. It has routes to the fabric's range, and to the ranges
-    /// that [`route`](Self::route) adds.
+    /// Adds an external host to the fabric. The host has routes only to the fabric's range, and to
+    /// ranges that [`route`](Self::route) adds.
     pub fn host(&mut self, name: &str, addresses: &str) -> Result<Place, Error> {
         let addresses = parse(addresses)?;
         let fabric = self.fabric.clone();
         self.connect(name, addresses, &fabric, "fabric", &[])
     }
 
-    /// Adds a pod on `node` with `addresses`. Each address is in the range of one of the node's
-    /// gateways. The pod's default route leads to this gateway.
+    /// Adds a pod to `node`. Each of its `addresses` must be in a pod range of the node. The node's
+    /// gateway in this range becomes the pod's default gateway.
     pub fn pod(&mut self, node: &Node, name: &str, addresses: &str) -> Result<Place, Error> {
         let (mut own, mut routes) = (Vec::new(), Vec::new());
         for address in parse(addresses)? {
@@ -237,7 +225,8 @@ impl World {
         self.connect(name, own, node.netns(), "cni0", &routes)
     }
 
-    /// Adds routes at `from` to `ranges`, through the first address of `via` in the same family.
+    /// Adds routes from `from` to `ranges`, through the first address of `via` in the IP family of
+    /// each range.
     pub fn route(&self, from: &Place, ranges: &str, via: &Place) -> Result<(), Error> {
         let lines = parse(ranges)?.into_iter().map(|range| {
             let gateway = via.ip_like(&range).ok_or_else(|| Error::Address {
@@ -249,8 +238,8 @@ impl World {
         from.netns().ip(&lines.collect::<Result<Vec<_>, Error>>()?)
     }
 
-    /// Removes a node, pod or host with its servers, processes and links. The other handles of this
-    /// node, pod or host then no longer work.
+    /// Removes a node, pod or external host, with its servers, processes and links. Its other
+    /// handles no longer work.
     pub fn remove(&mut self, place: &Place) {
         self.servers.stop_at(place.netns().name());
         netns::remove(std::slice::from_ref(place.netns()));
@@ -258,7 +247,8 @@ impl World {
         self.nodes.retain(|node| node.netns() != place.netns());
     }
 
-    /// Creates a node, pod or host. A veth pair connects its `eth0` to `bridge` in `switch`.
+    /// Creates the network namespace of a node, pod or host, and connects its `eth0` by a veth pair
+    /// to the bridge `bridge` in the namespace `switch`.
     fn connect(
         &mut self,
         name: &str,
@@ -276,8 +266,8 @@ impl World {
                 "link add {port} up master {bridge} type veth peer name eth0 netns {}",
                 netns.name()
             ),
-            // Hairpin mode: if a pod sends a packet to its own Service, the packet returns through
-            // the port by which it arrived.
+            // Hairpin mode: the bridge can send a packet back through the port by which it arrived,
+            // as when a pod uses its own Service.
             format!("link set {port} type bridge_slave hairpin on"),
         ])?;
         let mut lines = vec!["link set lo up".to_owned()];
@@ -307,8 +297,8 @@ impl Drop for World {
     }
 }
 
-/// A node, an external host or a pod: a network namespace with a name and addresses. Clones refer
-/// to the same network namespace, which exists as long as its world.
+/// A node, a pod or an external host: a network namespace with a name and addresses. Clones are
+/// handles to the same namespace, which the world removes at its end.
 #[derive(Debug, Clone)]
 pub struct Place(Arc<Inner>);
 
@@ -321,12 +311,12 @@ struct Inner {
 }
 
 impl Place {
-    /// Returns the name of this node, pod or host. Its servers reply with this name.
+    /// Returns the name of this node, pod or host, which is also the name in its servers' replies.
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// Returns the addresses of `eth0` in this network namespace, as the test gave them.
+    /// Returns the addresses of `eth0`, as the test passed them.
     pub fn addresses(&self) -> &[IpNet] {
         &self.0.addresses
     }
@@ -340,7 +330,7 @@ impl Place {
         &self.0.netns
     }
 
-    /// Returns the first address of `eth0` in the family of `net`.
+    /// Returns the first address of `eth0` in the IP family of `net`.
     fn ip_like(&self, net: &IpNet) -> Option<IpAddr> {
         self.addresses()
             .iter()
@@ -348,19 +338,20 @@ impl Place {
             .find(|ip| ip.is_ipv4() == net.addr().is_ipv4())
     }
 
-    /// Serves a TCP port on every present and future address of this node, pod or host.
+    /// Starts a TCP server on a port of all addresses of this node, pod or host, including later
+    /// addresses.
     pub fn serve_tcp(&self, port: u16) -> Result<Server, Error> {
         self.serve_stream(port, ipproto::TCP)
     }
 
-    /// Serves an SCTP port on every present and future address of this node, pod or host. Fails if
-    /// the kernel has no SCTP.
+    /// Starts an SCTP server on a port of all addresses of this node, pod or host, including later
+    /// addresses. Fails if the kernel does not support SCTP.
     pub fn serve_sctp(&self, port: u16) -> Result<Server, Error> {
         self.serve_stream(port, ipproto::SCTP)
     }
 
-    /// Serves a UDP port on loopback, and on each address of this node, pod or host. Each address
-    /// has its own socket, so that a reply comes from the address that received the request.
+    /// Starts a UDP server on a port of loopback and of each present address of `eth0`. Each
+    /// address has its own socket, so a reply has the source address to which the request was sent.
     pub fn serve_udp(&self, port: u16) -> Result<Server, Error> {
         let loopback = [
             IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -412,41 +403,41 @@ impl Place {
         Ok(self.0.servers.add(self.name(), self.netns_name(), sockets))
     }
 
-    /// Runs `inside` in a new thread in this network namespace, and returns its result. The caller
-    /// can use a returned socket anywhere, because a socket stays in the namespace that created it.
+    /// Runs `inside` in a new thread in this network namespace, and returns its result. A socket
+    /// from `inside` stays in the namespace, and any thread can use it.
     pub fn enter<T: Send>(&self, inside: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
         self.netns().enter(inside)
     }
 
-    /// Returns a connection from this node, pod or host. The caller can configure the connection,
-    /// and then open it.
+    /// Prepares a connection from this node, pod or host to `to`. The caller may change its
+    /// settings before it opens the connection.
     pub fn dial(&self, transport: Transport, to: SocketAddr) -> Dial<'_> {
         Dial::new(self, transport, to)
     }
 
-    /// Connects by TCP, sends one request and closes the connection.
+    /// Opens a TCP connection, sends one request, returns the reply, and closes the connection.
     pub fn ask_tcp(&self, to: SocketAddr, timeout: Duration) -> Result<Answer, Failure> {
         self.dial(Transport::Tcp, to).timeout(timeout).ask()
     }
 
-    /// Sends one UDP datagram and waits for its reply.
+    /// Sends a request in one UDP datagram, and returns the reply.
     pub fn ask_udp(&self, to: SocketAddr, timeout: Duration) -> Result<Answer, Failure> {
         self.dial(Transport::Udp, to).timeout(timeout).ask()
     }
 
-    /// Connects by SCTP, sends one request and closes the connection.
+    /// Opens an SCTP association, sends one request, returns the reply, and closes the association.
     pub fn ask_sctp(&self, to: SocketAddr, timeout: Duration) -> Result<Answer, Failure> {
         self.dial(Transport::Sctp, to).timeout(timeout).ask()
     }
 
-    /// Opens a TCP connection for several requests.
+    /// Opens a TCP connection for any number of requests.
     pub fn open_tcp(&self, to: SocketAddr, timeout: Duration) -> Result<Connection, Failure> {
         self.dial(Transport::Tcp, to).timeout(timeout).open()
     }
 
-    /// Returns a command that runs in this network namespace, with a matching `/sys`. The process
-    /// ID of the started command is that of the program, because `ip netns exec` executes the
-    /// program in its own process.
+    /// Returns a command that runs `program` in this network namespace, with the namespace's
+    /// `/sys`. Its process ID is that of `program`, because `ip netns exec` replaces itself with
+    /// the program.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("ip");
         command
@@ -455,7 +446,7 @@ impl Place {
         command
     }
 
-    /// Starts a program in this network namespace and collects its output.
+    /// Starts a program in this network namespace. A thread collects its output.
     pub fn spawn<S: AsRef<OsStr>>(
         &self,
         argv: impl IntoIterator<Item = S>,
@@ -467,12 +458,14 @@ impl Place {
         Running::start(command)
     }
 
-    /// Runs a program in this network namespace until it exits, for at most one minute.
+    /// Runs a program in this network namespace, and returns its output. Fails if it takes more
+    /// than a minute.
     pub fn run<S: AsRef<OsStr>>(&self, argv: impl IntoIterator<Item = S>) -> Result<Output, Error> {
         self.spawn(argv)?.wait(RUN_LIMIT)
     }
 
-    /// Runs a program, which must succeed. Returns its standard output.
+    /// Runs a program in this network namespace, and returns its standard output. Fails if the
+    /// program fails.
     pub fn read<S: AsRef<OsStr>>(
         &self,
         argv: impl IntoIterator<Item = S>,
@@ -497,13 +490,13 @@ pub struct Node {
 }
 
 impl Node {
-    /// Returns the pod ranges of this node.
+    /// Returns the IP ranges of this node's pods.
     pub fn pod_ranges(&self) -> impl Iterator<Item = IpNet> {
         self.gateways.iter().map(IpNet::trunc)
     }
 
-    /// Returns `ip` commands that add routes from `from` to this node's pods, in the families of
-    /// the addresses of `from`.
+    /// Returns the `ip` commands that add routes from `from` to this node's pods, in the IP
+    /// families that `from` has.
     fn routes_to_pods(&self, from: &Place) -> Vec<String> {
         let ranges = self
             .pod_ranges()
@@ -522,8 +515,8 @@ impl Deref for Node {
     }
 }
 
-/// Returns a locally administered MAC address that depends only on the IP address. A new pod may
-/// get the address of a removed pod. Neighbours that cached the MAC address then still reach the
+/// Returns a locally administered MAC address, which depends only on the IP address. If a new pod
+/// gets the IP address of a removed pod, neighbours that have cached the MAC address reach the new
 /// pod.
 fn mac_of(ip: IpAddr) -> String {
     let mut hasher = DefaultHasher::new();
@@ -548,15 +541,16 @@ fn bridged_through_iptables(value: &str) -> [(&'static str, &str); 2] {
     ]
 }
 
-/// Loads the kernel modules for worlds and for the daemon, once per process. Ignores failures of
-/// `modprobe`, because built-in modules need no loading. Fails only if br_netfilter is missing: the
-/// `ip` command later reports a missing link type.
+/// Loads the kernel modules that worlds and the daemon need, once per process. Ignores errors of
+/// `modprobe`, because a module may be built in. Fails only without br_netfilter; `ip` later
+/// reports a missing link type.
 fn load_modules() -> Result<(), Error> {
     static LOADED: Once = Once::new();
     LOADED.call_once(|| {
         let _ = Command::new("modprobe")
             .args(["-q", "-a", "bridge", "br_netfilter", "veth", "dummy"])
-            // Tests set the sysctls of this module, which exist only while the module is loaded.
+            // Loads nf_conntrack because tests set its sysctls, which exist only while it is
+            // loaded.
             .arg("nf_conntrack")
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -9,7 +9,7 @@ use lab::{Failure, Node, Place, Signal, Transport, World};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 const SOON: Duration = Duration::from_secs(5);
-/// Timeout for requests that must get no reply.
+/// Timeout of requests for which the test expects no reply.
 const BRIEF: Duration = Duration::from_millis(700);
 
 /// Name of a test, and the test function.
@@ -95,8 +95,8 @@ fn main() {
         .iter()
         .map(|&(name, story)| Trial::test(name, run(story)))
         .collect();
-    // Runs one test at a time, because the lab has one CPU. Tests of timeouts must not wait for the
-    // CPU.
+    // Runs one test at a time: the lab has one CPU, and a busy CPU would make tests of timeouts
+    // fail.
     let arguments = Arguments {
         test_threads: Some(1),
         ..Arguments::from_args()
@@ -104,8 +104,8 @@ fn main() {
     libtest_mimic::run(&arguments, trials).exit();
 }
 
-/// A world with two nodes and an external host. The first node has two pods, the second node has
-/// one pod. All of them have IPv4 and IPv6 addresses.
+/// A world with two nodes and an external host. The first node has two pods, the second has one.
+/// All have IPv4 and IPv6 addresses.
 struct Small {
     world: World,
     node1: Node,
@@ -281,8 +281,8 @@ fn connection_failures_are_classified() -> Outcome {
         small.a1.ask_udp(at("192.167.2.206:81"), SOON),
         Err(Failure::Refused)
     );
-    // On a host without a route, the kernel fails the request locally. If a node has no route to
-    // the destination, the node sends the pod an ICMP error.
+    // An external host without a route to the destination fails the request itself. A pod gets an
+    // ICMP error from its node, which has no route.
     assert_eq!(
         small.outside.ask_tcp(at("10.96.0.10:80"), SOON),
         Err(Failure::Unreachable)
@@ -339,8 +339,8 @@ fn a_test_server_answers_curl_over_ipv4_and_ipv6() -> Outcome {
     Ok(())
 }
 
-/// The kernel accepts the rules of every kube-proxy mode, in both families and in each iptables
-/// backend of this kernel. It also accepts all IPVS schedulers.
+/// Checks that the kernel accepts the rules of every kube-proxy mode, in both IP families and in
+/// each of its iptables backends. Checks all IPVS schedulers.
 fn the_kernel_accepts_the_rules_of_each_kube_proxy_mode() -> Outcome {
     let small = small()?;
     let is_b = std::env::var_os("LAB_LANE").is_some_and(|lane| lane == "B");
@@ -353,7 +353,7 @@ fn the_kernel_accepts_the_rules_of_each_kube_proxy_mode() -> Outcome {
             .node1
             .read(["nfacct", "add", "ct_state_invalid_dropped_pkts"])?;
     }
-    // Of the lab's kernels, only the kernel of lane B has nfacct counters and conntrack zones.
+    // Among the lab's kernels, only lane B has nfacct counters and conntrack zones.
     let more = if is_b {
         "-A FORWARD -m conntrack --ctstate INVALID -m nfacct --nfacct-name ct_state_invalid_dropped_pkts -j DROP\n"
     } else {
@@ -405,8 +405,8 @@ fn the_kernel_accepts_the_rules_of_each_kube_proxy_mode() -> Outcome {
     Ok(())
 }
 
-/// `ipvsadm` creates a virtual server, and the kernel distributes connections to its destinations.
-/// This shows that the lab's kernel has a working IPVS.
+/// Checks that the lab's IPVS works: `ipvsadm` adds a virtual server, and the kernel distributes
+/// connections to its destinations.
 fn a_manual_virtual_server_distributes_connections() -> Outcome {
     let small = small()?;
     small.a1.serve_tcp(80)?;
@@ -433,8 +433,8 @@ fn a_manual_virtual_server_distributes_connections() -> Outcome {
     Ok(())
 }
 
-/// Pods of one node communicate through the node's bridge. kube-proxy relies on iptables to process
-/// these packets.
+/// Checks that iptables rules apply to packets between two pods of a node, which cross only its
+/// bridge. kube-proxy relies on this.
 fn iptables_rules_apply_to_bridged_packets() -> Outcome {
     let small = small()?;
     small.a1.serve_tcp(80)?;
@@ -516,8 +516,8 @@ fn a_dropped_world_removes_its_namespaces_and_processes() -> Outcome {
     let mut stray = Command::new("ip")
         .args(["netns", "exec", small.a2.netns_name(), "sleep", "60"])
         .spawn()?;
-    // At first, the process is `ip`, which enters the namespace and then becomes `sleep`. Waits
-    // until the process is `sleep`.
+    // At first, the process is `ip`, which enters the network namespace and then executes `sleep`.
+    // Waits for `sleep`.
     while std::fs::read_to_string(format!("/proc/{}/comm", stray.id()))? != "sleep\n" {
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -566,11 +566,12 @@ fn an_error_names_the_invalid_address() -> Outcome {
     Ok(())
 }
 
-/// Each thread must keep its own vector registers if several threads use the registers on one CPU.
-/// User Mode Linux saves and restores the registers itself, partly by `xstate.c`.
+/// Checks that several threads on one CPU keep their own vector registers, which User Mode Linux
+/// saves and restores itself (partly in `xstate.c`).
 #[cfg(target_arch = "x86_64")]
 fn vector_registers_survive_thread_switches() -> Outcome {
-    /// Keeps `$given` in a register during a long loop, and stores the register into `$seen`.
+    /// Loads `$given` into a vector register, runs a long loop, and stores the register into
+    /// `$seen`.
     macro_rules! hold {
         ($mov:literal, $register:literal, $given:expr, $seen:expr) => {
             std::arch::asm!(
@@ -582,14 +583,14 @@ fn vector_registers_survive_thread_switches() -> Outcome {
         };
     }
     fn held(given: [u64; 8]) -> [u64; 8] {
-        // If the register holds fewer than eight values, the remaining elements keep the given
-        // value.
+        // A smaller register fills only the first elements of `seen`. The remaining elements
+        // already have the expected value.
         let mut seen = given;
         #[allow(
             unsafe_code,
             reason = "only assembly keeps a value in a register for sure"
         )]
-        // SAFETY: each instruction runs only on a CPU that supports it, and accesses only the two
+        // SAFETY: the CPU supports each instruction that runs. The instructions access only the two
         // arrays.
         unsafe {
             if is_x86_feature_detected!("avx512f") {
@@ -615,5 +616,5 @@ fn vector_registers_survive_thread_switches() -> Outcome {
 
 #[cfg(not(target_arch = "x86_64"))]
 fn vector_registers_survive_thread_switches() -> Outcome {
-    Ok(()) // there is no User Mode Linux
+    Ok(()) // Ok(()) // only x86-64 has User Mode Linux
 }

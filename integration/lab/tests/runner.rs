@@ -1,4 +1,4 @@
-//! Tests the runner from outside the lab: its input, its output, and its cleanup.
+//! Tests the lab's runner from outside: arguments, output, exit status and cleanup.
 
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
@@ -11,12 +11,13 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Directory of one test. The run creates its work dir in this directory.
+/// Temporary directory of a test, in which the runner creates its work dir.
 struct Scratch(PathBuf);
 
 impl Scratch {
     fn new(name: &str) -> Self {
-        // The name is short, because the runner ignores a directory with a long path.
+        // Uses a short path, because the runner does not create its work dir in a directory with a
+        // long path.
         let dir = PathBuf::from(format!("/tmp/lt-{name}-{}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
         Self(dir)
@@ -39,7 +40,7 @@ impl Scratch {
         command
     }
 
-    /// Returns true if the run has left no work dir, and no process that uses a work dir.
+    /// Returns true if the run has left no work dir and no process that uses it.
     fn is_clean(&self) -> bool {
         let name = self.0.to_str().unwrap().as_bytes();
         let names = |file: PathBuf| {
@@ -118,8 +119,8 @@ fn a_guest_gets_arguments_and_environment_and_returns_its_status() {
 #[test]
 fn the_guest_kernel_loads_its_modules() {
     let scratch = Scratch::new("kernel");
-    // `ipvsadm` loads ip_vs, and the kernel loads dummy. The command runs beside init, so its
-    // process ID is not 1.
+    // Both modules load on demand: ip_vs through `ipvsadm`, dummy through the kernel. The command
+    // is not PID 1, because init is.
     let script = "ip link add d0 type dummy && ipvsadm -Ln | head -1 && test -e /proc/net/ip_vs && sysctl -n net.core.fb_tunnels_only_for_init_net && test $$ != 1";
     let output = scratch.sh(&["--lane", "A"], script).output().unwrap();
     assert_eq!(code(&output), Some(0), "{}", text(&output.stderr));
@@ -164,8 +165,7 @@ fn a_guest_cannot_change_files_of_the_host() {
 #[test]
 fn a_guest_command_returns_its_exit_status() {
     let scratch = Scratch::new("ends");
-    // When the command ends, the lab ends the remaining processes. A program in the lab may open
-    // /dev/stdout.
+    // The lab kills the `sleep` that remains after the command. A program may open /dev/stdout.
     let script =
         "sleep 100 & echo one; echo two >/dev/stdout; echo three >/dev/stderr; kill -SEGV $$";
     let started = Instant::now();
@@ -216,8 +216,8 @@ fn a_guest_is_killed_at_its_time_limit() {
     assert_eq!(code(&output), Some(124));
     assert_eq!(text(&output.stdout), "up\n");
     assert!(text(&output.stderr).contains("time limit of 4 s"));
-    // The limit is far below the 100 s of the command, but leaves time for a busy machine, which
-    // boots several guests at the same time.
+    // Far below the 100 s that the command would take, but enough for a busy machine that boots
+    // several VMs.
     assert!(
         started.elapsed() < Duration::from_mins(1),
         "{:?}",
@@ -226,8 +226,8 @@ fn a_guest_is_killed_at_its_time_limit() {
     assert!(scratch.is_clean());
 }
 
-/// The command pauses before the kernel panic, because output that is still in the VM's pipe would
-/// be lost.
+/// The command pauses before it crashes the kernel, because a crash loses output that is still in
+/// the VM's pipe.
 #[test]
 fn a_crashed_guest_is_reported_with_its_last_output() {
     let scratch = Scratch::new("dead");
@@ -262,7 +262,7 @@ fn an_interrupted_run_leaves_no_files() {
         assert!(!scratch.is_clean());
         kill_process(Pid::from_child(&child), signal).unwrap();
         assert_eq!(child.wait().unwrap().code(), status);
-        // A killed runner's sentry cleans up a moment later, so the test waits.
+        // If the runner is killed, its sentry cleans up a moment later.
         let deadline = Instant::now()
             + if status.is_none() {
                 Duration::from_secs(10)
@@ -301,7 +301,8 @@ fn parallel_runs_do_not_affect_each_other() {
     assert!(scratch.is_clean());
 }
 
-/// Tests a run on the host's kernel (host lane). Uses no IPVS, which this kernel may lack.
+/// Tests a run on the host's kernel (host lane). The command does not need IPVS, which this kernel
+/// may lack.
 #[test]
 fn a_run_on_the_hosts_kernel_has_new_namespaces() {
     let scratch = Scratch::new("host");

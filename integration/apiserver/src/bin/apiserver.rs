@@ -1,5 +1,5 @@
-//! The fixture as a program: `apiserver --objects DIR --kubeconfig-out FILE`. Prints its listen
-//! address, and serves until a signal interrupts it.
+//! Runs the API server fixture as a program: `apiserver --objects DIR --kubeconfig-out FILE`.
+//! Prints the listen address, and serves until SIGINT or SIGTERM.
 
 use std::net::SocketAddr;
 use std::panic::resume_unwind;
@@ -68,7 +68,7 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Applies the objects of a file, or of a folder's files in the order of their names.
+/// Stores the objects of a YAML or JSON file, or of all files in a directory, sorted by file name.
 fn load(server: &Server, path: &Path) -> Result<()> {
     let read = || format!("cannot read {}", path.display());
     if !path.is_dir() {

@@ -1,5 +1,5 @@
-//! Encodes enveloped objects, lists, watch events and `Status` in Kubernetes' protobuf encoding.
-//! Also decodes the Events that clients post.
+//! Encodes objects, lists, watch events and `Status` in Kubernetes' protobuf encoding. Decodes the
+//! Events that clients post.
 //!
 //! ```text
 //!  JSON ── encode ──▶ message ──▶ k8s\0 + Unknown{apiVersion, kind, message}   objects, Status
@@ -7,8 +7,8 @@
 //!   └───── decode ◀──────┘       WatchEvent{type, envelope} behind its length  watches
 //! ```
 //!
-//! Encoder and decoder use one table ([`schema`]). Like a real API server, they drop unknown
-//! fields.
+//! Encoding and decoding use the same table of fields ([`schema`]). Like a real API server, both
+//! drop fields that the table lacks.
 
 mod schema;
 mod wire;
@@ -20,9 +20,10 @@ use crate::time;
 use schema::{Presence, Schema, Shape};
 use wire::{Fields, InvalidMessage, Wire, put_bytes, put_length, put_number};
 
-/// First bytes of every protobuf envelope.
+/// First four bytes of every object in Kubernetes' protobuf encoding.
 const MAGIC: &[u8] = b"k8s\0";
-/// Last bytes of every protobuf envelope: empty `contentEncoding` and `contentType`.
+/// Last bytes of every protobuf envelope (`runtime.Unknown`): empty `contentEncoding` and
+/// `contentType`.
 pub(crate) const TAIL: &[u8] = &[3 << 3 | 2, 0, 4 << 3 | 2, 0];
 
 /// Error for malformed protobuf bytes.
@@ -44,28 +45,25 @@ impl From<InvalidMessage> for Error {
     }
 }
 
-/// Location of a field whose JSON has the wrong type.
+/// Path of a JSON field whose value has the wrong type, such as `spec.ports`.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{0}: is not of the type of this field")]
 pub(crate) struct TypeMismatch(String);
 
-/// Encodes an object as a message. `value` is the object's JSON.
-///
-/// # Errors
-///
-/// Returns [`TypeMismatch`] with the first field whose value has the wrong type.
+/// Encodes the JSON object `value` as a protobuf message, without an envelope.
 pub(crate) fn encode(kind: Kind, value: &Value) -> Result<Vec<u8>, TypeMismatch> {
     encoded(schema::of(kind), value)
 }
 
-/// Encodes a `Status` with its envelope.
+/// Encodes a `Status`, given as JSON, with its envelope.
 pub(crate) fn status(value: &Value) -> Vec<u8> {
     let message =
         encoded(schema::named("Status"), value).expect("a Status is made of its own types");
     envelope("v1", "Status", &message)
 }
 
-/// Wraps a message in an envelope with its API version and kind.
+/// Wraps an encoded message in Kubernetes' envelope: `k8s\0` and a `runtime.Unknown` with API
+/// version and kind.
 pub(crate) fn envelope(api_version: &str, kind: &str, message: &[u8]) -> Vec<u8> {
     let mut out = envelope_head(api_version, kind, message.len());
     out.extend_from_slice(message);
@@ -83,7 +81,8 @@ fn envelope_head(api_version: &str, kind: &str, length: usize) -> Vec<u8> {
     out
 }
 
-/// Returns the bytes before and after the items of a list. `items` has the length of each item.
+/// Encodes a list, except its items: returns the bytes before and after them. `items` has the
+/// length of each encoded item in bytes.
 pub(crate) fn list(
     api_version: &str,
     kind: &str,
@@ -107,12 +106,12 @@ pub(crate) fn list(
     (out, TAIL)
 }
 
-/// Writes the header of a list item of this length.
+/// Writes the protobuf header of a list item that has `length` bytes.
 pub(crate) fn item(length: usize, out: &mut Vec<u8>) {
     put_length(2, length, out);
 }
 
-/// Writes the length of a watch event (four bytes, big-endian), and then the event.
+/// Writes a watch event of type `what`, preceded by its length (four bytes, big-endian).
 pub(crate) fn event(what: &str, object: &[u8], out: &mut Vec<u8>) {
     let mut inner = Vec::new();
     put_length(1, object.len(), &mut inner);
@@ -132,7 +131,8 @@ fn encoded(schema: Schema, value: &Value) -> Result<Vec<u8>, TypeMismatch> {
     Ok(out)
 }
 
-/// Writes the fields of a message. `path` is the message's location in its object.
+/// Writes the JSON object `value` as the fields of a message. `path` is the message's place in its
+/// object, for errors.
 fn put_message(
     schema: Schema,
     value: &Value,
@@ -170,7 +170,7 @@ fn put_message(
     Ok(())
 }
 
-/// Writes a field. Null becomes the zero value.
+/// Writes a field with the JSON value `value`. Writes null as the zero value of the field's type.
 fn put_field(
     number: u64,
     shape: Shape,
@@ -240,11 +240,7 @@ fn put_field(
     Ok(())
 }
 
-/// Decodes the object in a request body. Returns the object as the JSON that a
-/// client could send.
-///
-/// # Errors
-/// Fails if the bytes are malformed.
+/// Decodes the object in a request body, an envelope of kind `kind`, into JSON.
 pub(crate) fn decode(kind: Kind, body: &[u8]) -> Result<Value, Error> {
     let envelope = body.strip_prefix(MAGIC).ok_or(Error::Magic)?;
     let mut raw: &[u8] = &[];
@@ -289,7 +285,8 @@ fn message(schema: Schema, bytes: &[u8]) -> Result<Map<String, Value>, Error> {
     Ok(fields)
 }
 
-/// Returns true if a server omits the value in JSON.
+/// Returns true if the value is the zero value of its type, which a Go server omits in JSON
+/// (`omitempty`).
 fn is_zero(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
@@ -327,7 +324,7 @@ fn content(shape: Shape, wire: Wire<'_>) -> Result<Value, Error> {
     })
 }
 
-/// Decodes an entry of a map.
+/// Decodes one entry of a protobuf map into its key and its value.
 fn entry(shape: Shape, wire: Wire<'_>) -> Result<(String, Value), Error> {
     let Wire::Bytes(bytes) = wire else {
         return Err(Error::Wire);
@@ -360,7 +357,7 @@ fn int_or_string(bytes: &[u8]) -> Result<Value, Error> {
     Ok(if is_text { string.into() } else { int.into() })
 }
 
-/// Decodes a timestamp: the seconds since 1970, and the nanoseconds.
+/// Decodes a timestamp into seconds since 1970 and nanoseconds.
 fn timestamp(bytes: &[u8]) -> Result<(i64, i32), Error> {
     let (mut seconds, mut nanos) = (0, 0);
     for field in Fields(bytes) {
@@ -415,7 +412,7 @@ mod tests {
             bytes(11, &[bytes(1, b"c"), bytes(2, b"")].concat()),
         ]
         .concat();
-        // Encoded timestamp 2000-02-29T00:00:00.001234Z.
+        // The encoded timestamp is 2000-02-29T00:00:00.001234Z.
         let when = [8, 0x80, 0x98, 0xec, 0xc5, 0x03, 0x10, 0x87, 0xad, 0x4b];
         let raw = [
             bytes(1, &meta),
@@ -456,7 +453,7 @@ mod tests {
         assert_eq!(decode(Kind::Event, &gzip), Err(Error::Encoding));
     }
 
-    /// Generates the JSON of a message. As in a server's JSON, no field is empty.
+    /// Generates random JSON for a message. As in a server's JSON, no field has an empty value.
     fn value(schema: Schema) -> BoxedStrategy<Value> {
         let fields = schema.iter().map(|(_, name, presence, shape)| {
             let content = match presence {
@@ -520,8 +517,8 @@ mod tests {
         }
     }
 
-    /// Checks that decoding and encoding reproduces a body that kube-proxy 1.36.2 posted when it
-    /// started.
+    /// Checks that an Event which kube-proxy 1.36.2 posted at its start has the same bytes after
+    /// decoding and encoding.
     #[test]
     fn an_event_encoded_by_go_is_reproduced() {
         let posted: &[u8] =
@@ -537,8 +534,8 @@ mod tests {
         assert!(again == posted, "{again:?}");
     }
 
-    /// Checks that the error for a value of the wrong type names the location of the field, and
-    /// that an unknown field is ignored.
+    /// Checks that the error for a value of the wrong type names the field's path. Checks that
+    /// unknown fields are ignored.
     #[test]
     fn values_of_a_wrong_type_are_errors() {
         let mistyped = |object: Value| encode(Kind::Service, &object).map_err(|error| error.0);
@@ -557,7 +554,8 @@ mod tests {
         schema.len() + inner.sum::<usize>()
     }
 
-    /// Checks that each message of the table lists its fields in the order of their numbers.
+    /// Checks that `schema.txt` lists the fields of each message in the order of their field
+    /// numbers.
     #[test]
     fn schema_fields_are_in_the_order_of_their_numbers() {
         assert!(rows(schema::named("Status")) > 10);

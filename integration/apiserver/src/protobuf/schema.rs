@@ -1,5 +1,6 @@
-//! The messages of the API that this fixture reads or writes. `schema.txt` has one row per field:
-//! its number, its JSON name, its type, `?` for a pointer or a map, `*` for a list.
+//! Protobuf messages that the fixture reads or writes. `schema.txt` has one row per field: field
+//! number, JSON name and type. A type ends with `?` for a pointer or a map, and with `*` for a
+//! list.
 //!
 //! Numbers and names come from `generated.proto` of
 //! `k8s.io/api/{core,discovery,events,networking}/v1` and of
@@ -13,18 +14,18 @@ use crate::resource::Kind;
 
 const TEXT: &str = include_str!("schema.txt");
 
-/// Fields of a message, ordered by number: number on the wire, name in JSON, presence, type.
+/// Fields of a message, ordered by field number. Each has its number, JSON name, presence and type.
 pub(crate) type Schema = &'static [(u64, &'static str, Presence, Shape)];
 
-/// Condition under which a field is on the wire.
+/// Condition for a field to be in an encoded message.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Presence {
-    /// Always present. The field is a plain value in Go. Protobuf contains even its zero value,
-    /// which JSON omits.
+    /// Always present: its Go type is a plain value. Protobuf encodes even the zero value, which
+    /// JSON omits.
     Always,
-    /// Present if the object has the field. The field is a pointer or a map in Go.
+    /// Present if the object has the field: its Go type is a pointer or a map.
     Set,
-    /// Present once per item of a list.
+    /// Present once per list item: its Go type is a slice.
     Each,
 }
 
@@ -40,21 +41,21 @@ pub(crate) enum Shape {
     /// A time in microseconds: `metav1.MicroTime`.
     MicroTime,
     IntOrString,
-    /// A map from strings to strings.
+    /// A map from strings to strings, such as labels.
     Texts,
-    /// A map from strings to quantities (`resource.Quantity`).
+    /// A map from strings to quantities (`resource.Quantity`), such as a Node's capacity.
     Quantities,
     /// Raw JSON: `metav1.FieldsV1`.
     Json,
     Message(Schema),
 }
 
-/// Returns the protobuf message that encodes objects of a kind.
+/// Returns the message type that encodes objects of this kind.
 pub(crate) fn of(kind: Kind) -> Schema {
     named(kind.resource().kind)
 }
 
-/// Returns the protobuf message with this name.
+/// Returns the message type with this name in `schema.txt`.
 pub(super) fn named(name: &str) -> Schema {
     static ALL: LazyLock<HashMap<&str, Schema>> = LazyLock::new(|| {
         let messages = TEXT
@@ -65,8 +66,8 @@ pub(super) fn named(name: &str) -> Schema {
     ALL.get(name).expect("what is asked for is in the table")
 }
 
-/// Parses a message of `schema.txt`, and the messages inside it. Parses each message once, and
-/// caches it for the process's lifetime.
+/// Parses a message type of `schema.txt` and the types of its fields. Leaks the result, because
+/// [`named`] parses the table only once per process.
 fn read(name: &str) -> Schema {
     let mut messages = TEXT
         .split("\n\n")

@@ -1,20 +1,21 @@
-//! Wire format of protobuf: numbered fields
+//! Reads and writes protobuf's wire format: fields with a number and a value
 //! (<https://protobuf.dev/programming-guides/encoding>).
 
-/// Value of a field, which follows its number on the wire.
+/// Value of a protobuf field, by wire type.
 #[derive(Clone, Copy)]
 pub(super) enum Wire<'a> {
     Varint(u64),
     Bytes(&'a [u8]),
-    /// A fixed-size number. No supported field has this type.
+    /// A value of 32 or 64 bits. No message that the fixture supports has such a field.
     Fixed,
 }
 
-/// Bytes that are not a valid message.
+/// Error for bytes that are not a protobuf message.
 #[derive(Debug, PartialEq)]
 pub(super) struct InvalidMessage;
 
-/// Fields of a message with their numbers, in wire order. The iteration ends after an error.
+/// Iterator over the fields of an encoded message: field number and value, in wire order. Ends
+/// after the first error.
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
 impl<'a> Iterator for Fields<'a> {
@@ -68,19 +69,20 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Writes a field whose value is a number.
+/// Writes a varint field: a field number and an integer.
 pub(super) fn put_number(number: u64, value: u64, out: &mut Vec<u8>) {
     put_varint(number << 3, out);
     put_varint(value, out);
 }
 
-/// Writes a length-delimited field: a string, bytes or a message.
+/// Writes a length-delimited field with this content: a string, bytes or a message.
 pub(super) fn put_bytes(number: u64, bytes: &[u8], out: &mut Vec<u8>) {
     put_length(number, bytes.len(), out);
     out.extend_from_slice(bytes);
 }
 
-/// Writes the header of a length-delimited field.
+/// Writes the field number and the length of a length-delimited field. The caller writes the
+/// content.
 pub(super) fn put_length(number: u64, length: usize, out: &mut Vec<u8>) {
     put_varint(number << 3 | 2, out);
     put_varint(length as u64, out);

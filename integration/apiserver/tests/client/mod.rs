@@ -1,5 +1,5 @@
-//! A minimal HTTP client for tests. The client opens one connection per request, exchanges JSON,
-//! and reads watches line by line.
+//! A minimal HTTP client for tests: opens one connection per request, exchanges JSON, and reads
+//! watches line by line.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -15,21 +15,21 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// Timeout of every step. A correct server never takes this long.
+/// Timeout of each step, far longer than a correct server takes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(crate) struct Client {
     pub(crate) address: SocketAddr,
 }
 
-/// An open watch, from which a test reads events.
+/// An open watch, which returns one event after another.
 pub(crate) struct Events {
     body: Incoming,
     rest: Vec<u8>,
     lines: VecDeque<Value>,
 }
 
-/// Opens a connection for any number of requests.
+/// Opens an HTTP connection for any number of requests.
 pub(crate) async fn connect(address: SocketAddr) -> SendRequest<Full<Bytes>> {
     let stream = TcpStream::connect(address).await.unwrap();
     let (sender, connection) = handshake(TokioIo::new(stream)).await.unwrap();
@@ -82,15 +82,15 @@ impl Client {
         .await
     }
 
-    /// Sends a GET request, which must get a response with status 200. Returns the response's body.
+    /// Sends a GET request, and returns the body of the response. Panics if its status is not 200.
     pub(crate) async fn get(&self, path: &str) -> Value {
         let (code, body) = self.send("GET", path, &[], b"").await;
         assert_eq!(code, 200, "{path}: {body}");
         body
     }
 
-    /// Sends a GET request, which must get a status other than 200. Returns the status and the
-    /// body.
+    /// Sends a GET request, and returns status and body of the response. Panics after a response
+    /// with status 200.
     pub(crate) async fn refused(&self, path: &str) -> (u16, String) {
         let (code, body) = self.send("GET", path, &[], b"").await;
         assert_eq!(
@@ -128,7 +128,7 @@ impl Client {
 }
 
 impl Events {
-    /// Returns the next event, or `None` if the server has ended the watch without an error.
+    /// Returns the next event of the watch, or `None` after its regular end.
     pub(crate) async fn next(&mut self) -> Option<Value> {
         while self.lines.is_empty() {
             let frame = timeout(PATIENCE, self.body.frame())
@@ -144,14 +144,14 @@ impl Events {
         self.lines.pop_front()
     }
 
-    /// Returns the type and the object's name of the next event: `ADDED web`.
+    /// Returns the next event in short form: type and name of the object, such as `ADDED web`.
     pub(crate) async fn short(&mut self) -> String {
         let event = self.next().await.expect("an event");
         let name = event["object"]["metadata"]["name"].as_str().unwrap_or("-");
         format!("{} {name}", event["type"].as_str().unwrap())
     }
 
-    /// Returns true if the connection breaks before the end of the body.
+    /// Reads to the end of the watch. Returns true if the connection breaks before that.
     pub(crate) async fn broken(mut self) -> bool {
         loop {
             match timeout(PATIENCE, self.body.frame())

@@ -1,4 +1,5 @@
-//! Sends requests from a node, pod or host to servers, with a timeout and typed results.
+//! Sends requests from a node, pod or external host to the lab's servers. Each request has a
+//! timeout, and each failure a type.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
@@ -10,37 +11,38 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 
 use super::Place;
 
-/// Default timeout of a connection attempt, and of each request.
+/// Default timeout for connecting, and for each request.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The transport protocols of Services.
+/// Transport protocols that a Service can have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Transport {
     /// TCP over IPv4 or IPv6.
     Tcp,
     /// UDP over IPv4 or IPv6.
     Udp,
-    /// SCTP with one stream (RFC 9260, `SOCK_STREAM`).
+    /// SCTP over IPv4 or IPv6, with one stream (`SOCK_STREAM`, RFC 9260).
     Sctp,
 }
 
-/// Reply of a lab server to one request.
+/// A lab server's reply to a request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Answer {
-    /// Name of the node, pod or host on which the server runs.
+    /// Name of the node, pod or host whose server replied.
     pub who: String,
-    /// Client address that the server saw.
+    /// Client's address and port, as the server saw them.
     pub seen_source: SocketAddr,
 }
 
-/// Reason why a request got no reply.
+/// Reason why a request got no reply from a lab server.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Failure {
-    /// No listener: a TCP reset to the SYN, an SCTP abort, or an ICMP port unreachable.
+    /// The destination refused: it sent a TCP reset to the SYN, an SCTP abort, or an ICMP port
+    /// unreachable.
     #[error("connection refused")]
     Refused,
-    /// An ICMP error (host unreachable, network unreachable or administratively prohibited), or no
-    /// route.
+    /// An ICMP error arrived (host or network unreachable, administratively prohibited), or the
+    /// sender has no route.
     #[error("unreachable")]
     Unreachable,
     /// No reply arrived within the timeout.
@@ -49,11 +51,11 @@ pub enum Failure {
     /// The peer reset an open connection.
     #[error("connection reset")]
     Reset,
-    /// The server closed the connection before it sent a reply.
+    /// The server closed the connection without a reply.
     #[error("connection closed without an answer")]
     Closed,
-    /// Any other failure, such as a source port in use, or a reply that does not come from a lab
-    /// server.
+    /// Any other failure, such as a source port that is in use, or a reply that does not come from
+    /// a lab server.
     #[error("{0}")]
     Other(String),
 }
@@ -67,8 +69,8 @@ impl From<io::Error> for Failure {
             Kind::TimedOut | Kind::WouldBlock => Self::TimedOut,
             Kind::ConnectionReset | Kind::ConnectionAborted | Kind::BrokenPipe => Self::Reset,
             Kind::UnexpectedEof => Self::Closed,
-            // EACCES: ICMP(v6) "administratively prohibited", which the iptables target REJECT can
-            // send.
+            // EACCES: an ICMP or ICMPv6 error "administratively prohibited", which iptables' target
+            // REJECT can send.
             Kind::PermissionDenied
                 if error.raw_os_error() == Some(Errno::ACCESS.raw_os_error()) =>
             {
@@ -85,7 +87,7 @@ impl From<Errno> for Failure {
     }
 }
 
-/// Settings of a connection that is not open yet: source, destination and timeout.
+/// Settings for opening a connection: sender, destination, timeout, and optionally the source.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Dial<'a> {
@@ -111,14 +113,14 @@ impl<'a> Dial<'a> {
         }
     }
 
-    /// Sets the source port, and `SO_REUSEADDR`. After a close, TCP does not allow a new connection
-    /// with the same pair of addresses and ports for a minute.
-    /// [`reset_on_close`](Self::reset_on_close) avoids this.
+    /// Sets the source port, with `SO_REUSEADDR`. After a TCP connection with this port to the same
+    /// destination has closed, the port is not available for a minute (TIME_WAIT), unless
+    /// [`reset_on_close`](Self::reset_on_close) is set.
     pub fn from_port(self, from_port: u16) -> Self {
         Self { from_port, ..self }
     }
 
-    /// Sets the source address, which must be an address of the sender.
+    /// Sets the source address: one of the sender's addresses.
     pub fn from_ip(self, from_ip: IpAddr) -> Self {
         Self {
             from_ip: Some(from_ip),
@@ -126,7 +128,7 @@ impl<'a> Dial<'a> {
         }
     }
 
-    /// Makes a close send a reset (`SO_LINGER` of zero), so that the source port is free
+    /// Closes the connection with a TCP reset (`SO_LINGER` of zero), which frees the source port
     /// immediately.
     pub fn reset_on_close(self) -> Self {
         Self {
@@ -140,8 +142,7 @@ impl<'a> Dial<'a> {
         Self { timeout, ..self }
     }
 
-    /// Opens the connection. A UDP socket only gets its source and destination address, and sends
-    /// nothing.
+    /// Opens the connection. For UDP, only connects the socket, and sends no packet.
     pub fn open(&self) -> Result<Connection, Failure> {
         let deadline = Instant::now() + self.timeout;
         let (kind, protocol) = match self.transport {
@@ -193,14 +194,13 @@ impl<'a> Dial<'a> {
         })
     }
 
-    /// Opens the connection, sends one request and closes the connection.
+    /// Opens the connection, sends one request, and returns the reply.
     pub fn ask(&self) -> Result<Answer, Failure> {
         self.open()?.ask()
     }
 }
 
-/// An open connection. For UDP, this is a flow with one source port. All requests take the same
-/// path.
+/// An open connection, whose requests all have the same source port. For UDP: a connected socket.
 #[derive(Debug)]
 pub struct Connection {
     socket: Socket,
@@ -215,7 +215,7 @@ enum Socket {
 }
 
 impl Connection {
-    /// Sends one request and waits for its reply.
+    /// Sends one request, and returns the reply.
     pub fn ask(&mut self) -> Result<Answer, Failure> {
         let deadline = Instant::now() + self.timeout;
         match &mut self.socket {
@@ -234,7 +234,8 @@ impl Connection {
                 }
             }
             Socket::Stream(socket) => {
-                // Two bytes always fit into an idle connection's buffer.
+                // Sends a request of two bytes, which always fit into an idle connection's send
+                // buffer.
                 socket.write_all(b"?\n")?;
                 loop {
                     if let Some(end) = self.input.iter().position(|&byte| byte == b'\n') {
@@ -258,7 +259,7 @@ impl Connection {
         }
     }
 
-    /// Returns the local address and port of the connection.
+    /// Returns the local address and port of this connection.
     pub fn source(&self) -> io::Result<SocketAddr> {
         match &self.socket {
             Socket::Stream(socket) => socket.local_addr(),
@@ -282,7 +283,8 @@ fn parse(line: &[u8]) -> Result<Answer, Failure> {
     })
 }
 
-/// Waits until `socket` is ready or broken. Returns false at the deadline.
+/// Waits until `socket` is readable or writable (as `what` says), or has an error. Returns false at
+/// the deadline.
 fn ready(
     socket: &impl std::os::fd::AsFd,
     what: PollFlags,

@@ -13,19 +13,19 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::Error;
 
-/// Directory in which `ip netns` keeps the names of namespaces.
+/// Directory with one file for each named network namespace, as `ip netns` expects.
 const NAMES: &str = "/run/netns";
 
-/// A network namespace with a name for `ip netns`. Only the name keeps the namespace alive.
-/// [`remove`] removes the name, so a forgotten handle cannot keep the namespace and its links.
+/// A named network namespace, as `ip netns` shows it. The kernel keeps it until [`remove`] removes
+/// its name, even if all handles are dropped. A forgotten handle cannot keep it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Netns {
     name: String,
 }
 
 impl Netns {
-    /// Creates a namespace like `ip netns add`, without a process. Then sets `sysctls`: pairs of a
-    /// path under `/proc/sys` and a value.
+    /// Creates a network namespace, like `ip netns add`. Then sets `sysctls`: pairs of a path below
+    /// `/proc/sys` and a value.
     pub(super) fn new(name: String, sysctls: &[(&str, &str)]) -> Result<Self, Error> {
         let step = |source| Error::Io {
             step: format!("cannot make network namespace {name}"),
@@ -56,8 +56,8 @@ impl Netns {
         &self.name
     }
 
-    /// Runs `inside` in a new thread in the namespace. The caller can use a returned socket
-    /// anywhere, because a socket stays in the namespace that created it.
+    /// Runs `inside` in a new thread in this network namespace, and returns its result. A socket
+    /// from `inside` stays in the namespace, and any thread can use it.
     pub(super) fn enter<T: Send>(
         &self,
         inside: impl FnOnce() -> io::Result<T> + Send,
@@ -76,7 +76,7 @@ impl Netns {
                 source,
             })
     }
-    /// Runs several `ip` commands in the namespace, in one process.
+    /// Runs several `ip` commands in this network namespace, in one process (`ip -batch`).
     pub(super) fn ip(&self, lines: &[String]) -> Result<(), Error> {
         if lines.is_empty() {
             return Ok(());
@@ -98,8 +98,8 @@ impl Netns {
     }
 }
 
-/// Kills every process whose main thread is in one of `namespaces`, and removes the names of the
-/// namespaces. The kernel then removes the namespaces and their links.
+/// Kills every process whose main thread is in one of these network namespaces, and removes their
+/// names. The kernel then removes the namespaces with their links.
 pub(super) fn remove(namespaces: &[Netns]) {
     let identity = |path: &Path| {
         std::fs::metadata(path)
@@ -147,12 +147,13 @@ fn in_thread<T: Send>(work: impl FnOnce() -> io::Result<T> + Send) -> io::Result
     })
 }
 
-/// Writes kernel settings of the calling thread's network namespace.
+/// Sets sysctls of the calling thread's network namespace: pairs of a path below `/proc/sys` and a
+/// value.
 fn write_sysctls(settings: &[(&str, &str)]) -> io::Result<()> {
     for (name, value) in settings {
         let file: PathBuf = Path::new("/proc/sys").join(name);
-        // Before Linux 5.3, the bridge's sysctls exist only in the initial namespace, where they
-        // are 1 and apply to all namespaces.
+        // Skips sysctls of bridges that this namespace lacks: before Linux 5.3, they exist only in
+        // the initial namespace. There their value is 1, for all namespaces.
         if name.starts_with("net/bridge/") && !file.exists() {
             continue;
         }
@@ -170,8 +171,7 @@ fn ip_batch(name: &str, script: &str) -> io::Result<Output> {
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()?;
-    // `ip` stops at the first error. Its output is therefore small enough for the pipe, so this
-    // write cannot block.
+    // This write cannot block: `ip` stops at the first error, so its output fits into the pipe.
     if let Some(mut stdin) = child.stdin.take() {
         match stdin.write_all(script.as_bytes()) {
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error),

@@ -1,5 +1,5 @@
-//! Programs that run on a node, in a pod or on a host. A thread collects the output of a program.
-//! Dropping the handle ends the program.
+//! Runs programs on a node, in a pod or on an external host. A thread per output stream collects
+//! the program's lines. Dropping the handle kills the program.
 
 use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -10,9 +10,9 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::Error;
 
-/// Time to wait for the end of the output streams after a program has ended. A remaining child
-/// process may keep the streams open. The program's own output arrives within this time, even on a
-/// slow machine.
+/// Time to wait for the end of the output streams after the program has ended. A child process may
+/// keep a stream open for longer, but the program's own output arrives in time even on a slow
+/// machine.
 const HELD_FOR: Duration = Duration::from_secs(2);
 
 /// Output and exit status of a program.
@@ -26,13 +26,13 @@ pub struct Output {
     pub stderr: String,
 }
 
-/// A running program. Dropping it kills the program.
+/// A running program, with its output so far. Dropping this value kills the program.
 #[derive(Debug)]
 pub struct Running {
     command: String,
     child: Child,
     heard: Arc<Heard>,
-    /// Number of lines that [`next_line`](Self::next_line) has returned.
+    /// Number of lines of output that [`next_line`](Self::next_line) has returned.
     told: usize,
 }
 
@@ -46,7 +46,7 @@ struct Heard {
 struct Text {
     stdout: Vec<u8>,
     stderr: Vec<u8>,
-    /// Lines of both streams, in the order of their arrival.
+    /// Lines of standard output and standard error so far, in the order of their arrival.
     lines: Vec<String>,
     ended: u8,
 }
@@ -58,8 +58,8 @@ enum Stream {
 }
 
 impl Running {
-    /// Starts a command in the calling thread's network namespace. To start it on a
-    /// node, an external host or a pod, use [`Place::spawn`](super::Place::spawn).
+    /// Starts a command in the network namespace of the calling thread.
+    /// [`Place::spawn`](super::Place::spawn) starts it on a node, in a pod or on an external host.
     pub fn start(mut command: Command) -> Result<Self, Error> {
         let name = std::iter::once(command.get_program())
             .chain(command.get_args())
@@ -128,7 +128,7 @@ impl Running {
             .map(drop)
     }
 
-    /// Returns the program and its arguments as one text.
+    /// Returns the command line, for error messages.
     pub(super) fn command(&self) -> &str {
         &self.command
     }
@@ -140,8 +140,8 @@ impl Running {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until `enough` accepts the output, until both streams have ended, or until the
-    /// timeout.
+    /// Waits until `enough` returns true for the output, until both output streams have ended, or
+    /// until the timeout.
     fn wait_text(&self, timeout: Duration, enough: impl Fn(&Text) -> bool) -> MutexGuard<'_, Text> {
         let waited = self
             .heard
@@ -150,7 +150,8 @@ impl Running {
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Returns the next line of either stream, or `None` after the last line.
+    /// Returns the next line of standard output or standard error, or `None` after the last line.
+    /// Fails after the timeout.
     pub fn next_line(&mut self, timeout: Duration) -> Result<Option<String>, Error> {
         let told = self.told;
         let text = self.wait_text(timeout, |text| text.lines.len() > told);
@@ -163,8 +164,8 @@ impl Running {
         Ok(line)
     }
 
-    /// Returns the next line of either stream that contains `part`, and skips the lines before. If
-    /// the program ends without such a line, fails with its whole output.
+    /// Returns the next line of output that contains `part`, and skips the lines before it. If the
+    /// program ends without such a line, returns an error with its whole output.
     pub fn wait_for(&mut self, part: &str, timeout: Duration) -> Result<String, Error> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -193,7 +194,8 @@ impl Running {
         }
     }
 
-    /// Returns the lines of both streams so far, in order of arrival.
+    /// Returns the program's output so far: the lines of standard output and standard error, in the
+    /// order of their arrival.
     pub fn said(&self) -> String {
         self.text().lines.join("\n")
     }
@@ -203,22 +205,22 @@ impl Running {
         self.child.id()
     }
 
-    /// Sends a signal to the program. Does nothing if the program has ended.
+    /// Sends a signal to the program, unless it has ended.
     pub fn signal(&mut self, signal: Signal) {
         if matches!(self.child.try_wait(), Ok(None)) {
             let _ = kill_process(Pid::from_child(&self.child), signal);
         }
     }
 
-    /// Returns the exit status, or `None` if the program is still running. If this function returns
-    /// a status, [`said`](Self::said) returns the program's whole output.
+    /// Returns the program's exit status, or `None` if it is still running. After an exit status,
+    /// [`said`](Self::said) returns the whole output.
     pub fn status(&mut self) -> Option<ExitStatus> {
         let status = self.ended(Duration::ZERO)?;
         drop(self.wait_text(HELD_FOR, |_| false));
         Some(status)
     }
 
-    /// Waits for the program to end. Returns `None` if it is still running.
+    /// Waits until the program ends, and returns its exit status. Returns `None` at the timeout.
     fn ended(&mut self, timeout: Duration) -> Option<ExitStatus> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -232,13 +234,13 @@ impl Running {
         }
     }
 
-    /// Waits for the program to end, and returns its output. Fails after the timeout.
+    /// Waits until the program ends, and returns its output. Fails after the timeout.
     pub fn wait(&mut self, timeout: Duration) -> Result<Output, Error> {
         let deadline = Instant::now() + timeout;
         let left = || deadline.saturating_duration_since(Instant::now());
-        // Usually, the streams end with the program, which wakes this thread. A remaining child
-        // process may keep them open. Therefore this thread also checks every 50 ms whether the
-        // program has ended.
+        // The end of the output streams wakes this thread, usually together with the program's end.
+        // Because a child process may keep them open, this thread also checks every 50 ms whether
+        // the program has ended.
         let slice = Duration::from_millis(50);
         while self.wait_text(left().min(slice), |_| false).ended < 2 && !left().is_zero() {
             if matches!(self.child.try_wait(), Ok(Some(_))) {
@@ -258,7 +260,8 @@ impl Running {
         })
     }
 
-    /// Sends SIGTERM, and then waits for the end like [`wait`](Self::wait).
+    /// Sends SIGTERM to the program, waits until it ends, and returns its output. Fails after the
+    /// timeout.
     pub fn stop(&mut self, timeout: Duration) -> Result<Output, Error> {
         self.signal(Signal::TERM);
         self.wait(timeout)

@@ -1,12 +1,4 @@
-//! Servers that report their name and the client's address.
-//!
-//! One thread serves all listening sockets and open connections of a world.
-//!
-//! - TCP and SCTP: a request is a line, and the reply is the line `NAME PEER_IP:PORT`. Connections
-//!   are persistent, and clients may send several requests without waiting for replies.
-//! - HTTP: a line such as `GET / HTTP/1.1` begins an HTTP request. The server reads the header. The
-//!   body of its response is the reply line.
-//! - UDP: every datagram is a request.
+//! Test servers, which reply with their name and with the client's address.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -17,11 +9,11 @@ use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
-/// Maximum length of a line, in bytes. The server closes a connection that sends a longer line.
+/// Maximum length of a request line in bytes. The server closes a connection with a longer line.
 const LONGEST_LINE: usize = 8192;
 
-/// Handle of one server on a [`crate::Place`]. The server runs until [`stop`](Self::stop), or until
-/// the removal of its node, pod or host. Dropping the handle does not stop the server.
+/// Handle of a server on a [`crate::Place`]. The server runs until [`stop`](Self::stop), or until
+/// the world removes its node, pod or host; dropping the handle does not stop it.
 #[derive(Debug, Clone)]
 pub struct Server {
     id: u64,
@@ -30,7 +22,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Returns the number of requests that the server has replied to.
+    /// Returns the number of requests to which the server has replied.
     pub fn answers(&self) -> u64 {
         self.answers.load(Ordering::Relaxed)
     }
@@ -42,16 +34,16 @@ impl Server {
     }
 }
 
-/// Handle of the thread that serves all sockets. Dropping the handle ends the thread.
+/// Handle of the thread that serves all sockets of a world. Dropping it ends the thread.
 #[derive(Debug)]
 pub(super) struct Servers {
     orders: Orders,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// A listening socket in the network namespace of its server.
+/// A socket of a server, created in the network namespace of its node, pod or host.
 pub(super) enum Listening {
-    /// TCP or SCTP, which share their system calls.
+    /// A listening socket of TCP or SCTP, which have the same system calls.
     Stream(TcpListener),
     Datagram(UdpSocket),
 }
@@ -73,8 +65,8 @@ impl Servers {
         })
     }
 
-    /// Serves all `sockets` as one server with this `name`. [`stop_at`](Self::stop_at) stops all
-    /// servers of the same `place`.
+    /// Starts a server that serves all `sockets` and replies with `name`.
+    /// [`stop_at`](Self::stop_at) stops all servers of one `place`.
     pub(super) fn add(&self, name: &str, place: &str, sockets: Vec<Listening>) -> Server {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let server = Server {
@@ -98,7 +90,7 @@ impl Servers {
         self.orders.send(Order::StopAt(place.to_owned()));
     }
 
-    /// Closes every socket, and waits until all sockets are closed.
+    /// Closes all sockets of all servers. Returns once they are closed.
     pub(super) fn end(&self) {
         self.orders.send(Order::End);
         if let Some(thread) = self
@@ -124,12 +116,12 @@ struct Orders {
     wake: Arc<OwnedFd>,
 }
 
-/// Sender that the serving thread drops when an order is complete.
+/// Sender that the serving thread drops once it has carried out an order, which wakes the caller.
 type CompletionSender = mpsc::Sender<()>;
 
 impl Orders {
-    /// Sends an order to the serving thread. Waits until the order is complete or the thread has
-    /// ended.
+    /// Sends an order to the serving thread. Waits until the thread has carried out the order, or
+    /// has ended.
     fn send(&self, order: Order) {
         let (done, wait) = mpsc::channel();
         if self.sender.send((order, done)).is_ok() {
@@ -194,7 +186,7 @@ fn serve(orders: &mpsc::Receiver<(Order, CompletionSender)>, wake: &OwnedFd) {
             )
         }));
         if poll(&mut fds, None).is_err() {
-            continue; // EINTR is the only way to fail
+            continue; // continue; // fails only with EINTR
         }
         let ready: Vec<bool> = fds
             .iter()
@@ -252,15 +244,15 @@ fn serve(orders: &mpsc::Receiver<(Order, CompletionSender)>, wake: &OwnedFd) {
     }
 }
 
-/// An accepted connection, and the part of a request received so far.
+/// An accepted connection, with unread input and unsent output.
 struct Connection {
     socket: TcpStream,
     peer: SocketAddr,
     input: Vec<u8>,
     output: Vec<u8>,
-    /// HTTP request whose header is still incomplete, if any.
+    /// Request line of an HTTP request whose header is still incomplete, if any.
     http: Option<Http>,
-    /// True if the server closes the connection once it has sent `output`.
+    /// True to close the connection after sending `output`.
     last: bool,
 }
 
@@ -270,8 +262,8 @@ struct Http {
 }
 
 impl Connection {
-    /// Reads available data, replies to requests, and writes the replies. Returns false if the
-    /// connection has ended.
+    /// Reads the available data, replies to complete requests, and sends the replies. Returns false
+    /// if the connection has ended.
     fn proceed(&mut self, identity: &Identity) -> bool {
         let mut buffer = [0; 4096];
         while self.output.is_empty() {
