@@ -1,5 +1,8 @@
 //! Sets default values in objects, like a real API server. Does not allocate ClusterIPs or ports:
 //! clients must set them. Reports only errors that prevent defaulting.
+//!
+//! The rules come from `pkg/apis/*/v1/defaults.go` and `pkg/registry/core/service` of Kubernetes
+//! 1.36.
 
 use serde_json::{Map, Value, json};
 

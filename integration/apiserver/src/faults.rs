@@ -1,4 +1,9 @@
 //! Faults that a test can inject into a server's responses.
+//!
+//! A [`Rule`] injects its fault into new requests: the server rejects the request, sends no
+//! response, or breaks, stalls or slows the response body. [`Faults::cut`] and [`Faults::freeze`]
+//! affect responses that are already in transmission. The cluster still stores changes during a
+//! fault.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};

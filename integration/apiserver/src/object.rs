@@ -56,6 +56,10 @@ pub(crate) struct Change {
 impl Object {
     /// Encodes the object `value` in JSON and in protobuf. Its `metadata.resourceVersion` must be
     /// `version`.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`TypeMismatch`] with the first field whose value has the wrong type.
     pub(crate) fn new(kind: Kind, version: u64, value: &Value) -> Result<Self, TypeMismatch> {
         let text = |path: &str| -> Box<str> {
             match path.split('.').try_fold(value, |at, name| at.get(name)) {

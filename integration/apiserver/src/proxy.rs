@@ -1,5 +1,9 @@
 //! A test proxy between a client and a server: HTTP `CONNECT` (optionally over TLS) or SOCKS5 (RFC
 //! 1928, RFC 1929).
+//!
+//! As a SOCKS5 proxy, it supports only the command CONNECT. Like real proxies, it reports different
+//! errors for forbidden, unreachable and unknown targets. It resolves only the names in
+//! [`ProxyOptions`], so a test can detect whether the client or the proxy resolves a name.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,7 @@
 //! Handles HTTP: accepts connections, authenticates clients, and calls the handler of each request.
+//!
+//! [`Service::serve`] handles every request, and [`watch::start`] starts every watch. `serve` also
+//! injects faults ([`crate::faults`]), before it handles a request or into the response body.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -321,6 +324,9 @@ impl Service {
 
     /// Waits for the resource version `version` of the cluster. Without a watch cache, only checks
     /// it.
+    ///
+    /// # Errors
+    /// Returns an error (504) if the cluster does not reach the version in time.
     async fn reach(&self, version: u64) -> Result<(), Status> {
         let mut changed = self.cluster.subscribe();
         let reached = async {

@@ -1,4 +1,7 @@
 //! `Status`: the object in an API server's error responses.
+//!
+//! Clients evaluate `code`, `reason` and, for a resource version in the future, `details.causes`.
+//! So these fields have the same values as in a real API server. Messages may differ.
 
 use serde_json::{Value, json};
 

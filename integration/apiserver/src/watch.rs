@@ -1,4 +1,10 @@
 //! WATCH: sends the changes after a resource version as a stream of events.
+//!
+//! ```text
+//!  start ─┬─ too old a version ──────────────▶ ERROR 410, end
+//!         ├─ initial objects ─▶ ADDED… [─▶ BOOKMARK] ─┐
+//!         └─ a version ───────────────────────────────┴─▶ changes, BOOKMARK… ─▶ timeout, end
+//! ```
 
 use std::sync::Arc;
 use std::time::Duration;

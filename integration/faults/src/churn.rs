@@ -1,4 +1,4 @@
-//! Changes endpoints in the background while a fault happens.
+//! Changes endpoints in a background thread while a fault happens.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +10,7 @@ use apiserver::{Cluster, Recording};
 use lab::Crew;
 use serde_json::{Value, json};
 
-/// Returns an IPv4 EndpointSlice of `service`. All its endpoints are ready.
+/// Returns an EndpointSlice (IPv4) of `service` with these addresses, all of them ready.
 pub(crate) fn slice(service: &str, addresses: &[String]) -> Value {
     let endpoints: Vec<Value> = addresses
         .iter()
@@ -36,8 +36,8 @@ fn name_of_slice(service: &str) -> String {
     format!("{service}-ipv4")
 }
 
-/// Changes of endpoints in the background of a fault. The Service `web` repeatedly loses and
-/// regains one endpoint. A crowd of Services without traffic repeatedly gets new endpoints.
+/// A background thread that changes endpoints. The Service `web` repeatedly loses an endpoint and
+/// gets it back. The Services of the crowd, which have no traffic, get new endpoints in turn.
 #[derive(Debug)]
 pub(crate) struct Churn {
     made: Arc<AtomicUsize>,
@@ -46,8 +46,8 @@ pub(crate) struct Churn {
 }
 
 impl Churn {
-    /// Starts to change the crowd's endpoints, at most `rate` times per second. Also changes an
-    /// endpoint of `web` every 300 ms.
+    /// Starts changing endpoints of the `crowd` Services, at most `rate` times per second, and of
+    /// `web` every 300 ms.
     pub(crate) fn start(objects: Cluster, crowd: usize, rate: u32) -> Self {
         Self::of(objects, rate, move |to, number| {
             if crowd == 0 {
@@ -59,8 +59,8 @@ impl Churn {
         })
     }
 
-    /// Starts changes at a high rate. Replays recorded changes ([`record_crowd`]) in batches of a
-    /// hundred, because the test could not encode so many changes in time.
+    /// Starts changing endpoints at a high rate: stores recorded EndpointSlices ([`record_crowd`]),
+    /// a hundred at once. Encoding new objects would be too slow.
     pub(crate) fn replay(objects: Cluster, mut recorded: Vec<Recording>, rate: u32) -> Self {
         const AT_ONCE: usize = 100;
         let chunks = recorded.len().div_ceil(AT_ONCE).max(1);
@@ -74,8 +74,8 @@ impl Churn {
         })
     }
 
-    /// Starts the changes. `step` gets the number of the next change. `step` makes one or more
-    /// changes, and returns how many it made.
+    /// Starts the background thread. It calls `step` with the number of changes so far. `step`
+    /// makes some changes, and returns their number.
     fn of(
         objects: Cluster,
         rate: u32,
@@ -102,7 +102,7 @@ impl Churn {
                 let due = Duration::from_secs(1) / rate * number;
                 thread::sleep(due.saturating_sub(began.elapsed()));
             }
-            // At the end, all endpoints of `web` exist again.
+            // In the end, `web` has all its endpoints again.
             apply(&objects, slice("web", &web(false)))
         });
         Self {
@@ -112,13 +112,13 @@ impl Churn {
         }
     }
 
-    /// Returns the number of changes made so far.
+    /// Returns the number of changes so far.
     pub(crate) fn made(&self) -> usize {
         self.made.load(Ordering::Relaxed)
     }
 
-    /// Stops the changes and restores all endpoints of `web`. Returns the number of changes, and
-    /// their rate per second.
+    /// Stops the background thread, after which `web` has all its endpoints again. Returns the
+    /// number of changes, and their rate per second.
     pub(crate) fn stop(mut self) -> Result<(usize, f64)> {
         let lasted = self.began.elapsed().as_secs_f64();
         let made = self.made();
@@ -139,9 +139,10 @@ fn apply(to: &Cluster, slice: Value) -> Result<()> {
     }
 }
 
-/// Records several endpoints for each Service of a crowd, for [`Churn::replay`].
+/// Records EndpointSlices for [`Churn::replay`]: a new endpoint for each Service of the crowd,
+/// several times over.
 pub(crate) fn record_crowd(objects: &Cluster, crowd: usize) -> Result<Vec<Recording>> {
-    /// Number of endpoints that each Service gets, one after the other.
+    /// Number of different endpoints that each Service gets in turn.
     const ENDPOINTS: u32 = 5;
     let crowd = u32::try_from(crowd)?;
     let record = |number| -> Result<Recording> {
@@ -153,14 +154,14 @@ pub(crate) fn record_crowd(objects: &Cluster, crowd: usize) -> Result<Vec<Record
     (0..ENDPOINTS * crowd).map(record).collect()
 }
 
-/// Returns the EndpointSlice of the change `number`. Successive changes give each Service of the
-/// crowd a new endpoint in turn.
+/// Returns the EndpointSlice of change `number`. The changes give each Service of the crowd a new
+/// endpoint in turn.
 fn of_crowd(number: u32, crowd: u32) -> Value {
     let last = 10 + number / crowd % 200;
     slice(&member(number, crowd), &[format!("10.244.2.{last}")])
 }
 
-/// Returns the name of the Service that the change `number` affects.
+/// Returns the name of the Service that change `number` gives a new endpoint.
 fn member(number: u32, crowd: u32) -> String {
     format!("crowd-{}", number % crowd)
 }

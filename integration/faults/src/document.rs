@@ -1,4 +1,4 @@
-//! Writes the page docs/faults.md.
+//! Writes docs/faults.md, the page with the results of all faults.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -12,7 +12,7 @@ use crate::faults::ALL;
 use crate::mode::IPVS_NFTABLES;
 use crate::row::Row;
 
-/// Rows of the faults page for one kernel. Each lane of the lab (host, A or B) runs one kernel.
+/// Results of the faults on one kernel of the lab (a lane: host, A or B), as saved in a file.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct KernelRows {
     pub(crate) lane: String,
@@ -45,7 +45,7 @@ must work again within a time limit. `make faults` fails if a row breaks this pr
 The lab has two kernels: lane A is Debian's User Mode Linux, with legacy iptables; lane B is this project's own build, with nf_tables.
 ";
 
-/// Returns the page's heading, and a paragraph that summarizes all rows.
+/// Returns the page's heading, and a paragraph that sums up all results.
 fn summary(parts: &[KernelRows]) -> String {
     let rows = || parts.iter().flat_map(|part| &part.rows);
     let faults: BTreeSet<_> = rows().map(|row| &*row.fault).collect();
@@ -69,12 +69,12 @@ fn summary(parts: &[KernelRows]) -> String {
     )
 }
 
-/// Returns true if the fault caused no failed request, lost no connection and broke no promise.
+/// Returns true if no request failed, no connection was lost and no promise was broken.
 fn is_free(row: &Row) -> bool {
     row.failed == 0 && row.lost == 0 && row.broken.is_none()
 }
 
-/// Returns the name of a mode in the tables.
+/// Returns the name of a mode for a table cell.
 fn short_name(mode: &str) -> &str {
     if mode == IPVS_NFTABLES.name {
         "ipvs-nftables"
@@ -83,8 +83,8 @@ fn short_name(mode: &str) -> &str {
     }
 }
 
-/// Returns a table with a line for each fault and mode. Modes in which a fault causes no loss share
-/// a line.
+/// Returns a Markdown table of faults and modes. Modes in which a fault caused no loss share one
+/// line.
 fn table(rows: &[Row]) -> String {
     let mut text = "| fault | modes | time until repaired | failed/sent requests | lost/open connections |\n|---|---|--:|--:|--:|\n".to_owned();
     for group in
@@ -115,7 +115,7 @@ fn table(rows: &[Row]) -> String {
     text
 }
 
-/// Returns a duration in seconds, with one decimal place.
+/// Formats a duration in seconds with one decimal, such as `2.5 s` or `under 0.1 s`.
 fn duration(seconds: f64) -> String {
     let text = format!("{seconds:.1} s");
     if text == "0.0 s" {
@@ -125,8 +125,8 @@ fn duration(seconds: f64) -> String {
     }
 }
 
-/// Saves the rows of one kernel. Keeps older rows of faults and modes that this run did not
-/// include.
+/// Saves the results for one kernel in `folder`. Keeps the saved results of faults and modes that
+/// this run did not include.
 pub(crate) fn keep(folder: &Path, part: &KernelRows) -> Result<()> {
     let file = folder.join(format!("{}.json", part.lane.replace(' ', "-")));
     let mut kept: KernelRows = match fs::read_to_string(&file) {
@@ -139,15 +139,14 @@ pub(crate) fn keep(folder: &Path, part: &KernelRows) -> Result<()> {
     kept.rows.extend(part.rows.iter().cloned());
     let place = |row: &Row| ALL.iter().position(|fault| fault.name == row.fault);
     kept.rows.retain(|row| place(row).is_some());
-    // The sort is stable. The modes of a fault therefore keep their order if a single run included
-    // all of them.
+    // A stable sort: if one run included all modes of a fault, they keep their order.
     kept.rows.sort_by_key(place);
     kept.lane.clone_from(&part.lane);
     kept.kernel.clone_from(&part.kernel);
     Ok(fs::write(&file, serde_json::to_string_pretty(&kept)?)?)
 }
 
-/// Reads the saved rows of all kernels.
+/// Reads the saved results for all kernels from `folder`.
 pub(crate) fn kept(folder: &Path) -> Result<Vec<KernelRows>> {
     let mut parts = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -158,7 +157,7 @@ pub(crate) fn kept(folder: &Path) -> Result<Vec<KernelRows>> {
     Ok(parts)
 }
 
-/// Returns the content of docs/faults.md.
+/// Returns the text of docs/faults.md.
 pub(crate) fn page(parts: &[KernelRows]) -> String {
     let mut text = summary(parts) + HEAD;
     for part in parts {
@@ -171,7 +170,7 @@ pub(crate) fn page(parts: &[KernelRows]) -> String {
         );
         let rows = part.rows.iter();
         let run: BTreeSet<_> = rows.map(|row| (&*row.fault, &*row.mode)).collect();
-        // Modes that this kernel supports.
+        // Modes in which at least one fault ran on this kernel.
         let modes_there: BTreeSet<_> = run.iter().map(|(_, mode)| *mode).collect();
         let missing = ALL.iter().filter_map(|fault| {
             let modes = fault.modes.iter().map(|mode| mode.name);

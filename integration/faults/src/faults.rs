@@ -1,4 +1,4 @@
-//! All faults, in the order of the table. Each fault is one row.
+//! Table of all faults, in the order of docs/faults.md.
 
 mod foreign;
 mod kernel;
@@ -16,24 +16,24 @@ use crate::mode::{
 use crate::row::Row;
 use crate::stage::Stage;
 
-/// A fault, and the function that causes it.
+/// A fault, and the function that causes it and observes the daemon.
 #[derive(Debug)]
 pub(crate) struct Fault {
     pub(crate) name: &'static str,
-    /// Description of the fault and of its promise, for docs/faults.md.
+    /// Description of the fault, and of its promise, for docs/faults.md.
     pub(crate) about: &'static str,
     pub(crate) happens: fn(&mut Stage<'_>) -> Result<Row>,
     pub(crate) modes: &'static [&'static Mode],
-    /// Modes in which `make test` runs the fault. `make test` runs a short form of this program.
+    /// Modes in which `make test` runs the fault in its short form.
     pub(crate) short: &'static [&'static Mode],
-    /// Function that returns true if the fault can run on this kernel. Some faults need a VM,
-    /// because they change the clock of the whole machine.
+    /// Returns true if the fault can run here. Some faults need a VM, because they change the whole
+    /// machine's clock.
     pub(crate) is_for: fn() -> bool,
 }
 
 const EVERY: &[&Mode] = &[&IPVS, &IPVS_NFTABLES, &IPTABLES, &NFTABLES, &USERSPACE];
-/// All modes except userspace, each with all of its variants (shims, address modes, layouts). In
-/// these modes, the kernel carries connections.
+/// All modes in which the kernel carries connections, with all variants of their shims, address
+/// modes and layouts.
 const EACH_FORM: &[&Mode] = &[
     &IPVS,
     &IPVS_LEAN,
@@ -45,47 +45,48 @@ const EACH_FORM: &[&Mode] = &[
     &NFTABLES,
     &NFTABLES_FLAT,
 ];
-/// All modes except userspace. In these modes, the kernel carries connections.
+/// All modes in which the kernel carries connections, and IPVS mode with its shim in nftables.
 const BY_KERNEL: &[&Mode] = &[&IPVS, &IPVS_NFTABLES, &IPTABLES, &NFTABLES];
 const ALL_IPVS: &[&Mode] = &[&IPVS, &IPVS_NFTABLES];
 const ONLY_IPVS: &[&Mode] = &[&IPVS];
-/// One mode for each kind of kernel state: IPVS mode and nftables mode. These modes are enough for
-/// a fault whose effect does not depend on a mode's details.
+/// IPVS mode and nftables mode: enough for faults whose effect depends only on the kind of kernel
+/// state.
 const OF_EACH_KIND: &[&Mode] = &[&IPVS, &NFTABLES];
-/// Modes with iptables rules.
+/// Modes whose rules iptables programs write.
 const WITH_IPTABLES: &[&Mode] = &[&IPVS, &IPTABLES];
-/// Modes with nf_tables rules.
+/// Modes whose rules are in an nf_tables table.
 const IN_NFTABLES: &[&Mode] = &[&IPVS_NFTABLES, &NFTABLES];
-/// Modes in which `make test` runs crashes of the daemon. After a crash, each of these modes
-/// resumes in another way.
+/// Modes in which `make test` kills the daemon during changes: each adopts its entries in its own
+/// way.
 const CRASHES: &[&Mode] = &[&IPVS, &IPVS_NFTABLES];
 const KILLS: &[&Mode] = &[&IPVS, &IPTABLES, &NFTABLES];
-/// No mode: `make test` skips the fault, because other tests cover it or because it takes too long.
+/// No mode. `make test` skips these faults, because they take long or because other tests cover
+/// them.
 const NEVER: &[&Mode] = &[];
 
 fn anywhere() -> bool {
     true
 }
-/// Returns true if the test runs in a VM of the lab.
+/// Returns true in a VM of the lab, false on the host's kernel.
 fn in_a_guest() -> bool {
     std::env::var_os("LAB_LANE").is_none_or(|lane| lane != "host")
 }
-/// Returns true if the kernel can limit the memory of a cgroup.
+/// Returns true if the kernel can limit the memory of cgroups (v2).
 fn has_memory_groups() -> bool {
     let controllers = std::fs::read_to_string("/sys/fs/cgroup/cgroup.controllers");
     in_a_guest()
         && controllers.is_ok_and(|names| names.split_whitespace().any(|name| name == "memory"))
 }
-/// Returns true if the kernel can limit memory and this is a release build. The code of a debug
-/// build alone takes three times the memory limit.
+/// Returns true if the kernel can limit memory, and this is a release build. A debug build's code
+/// alone needs three times the memory limit.
 fn has_memory_groups_and_release() -> bool {
     has_memory_groups() && !cfg!(debug_assertions)
 }
-/// Returns true if iptables uses a lock file, as legacy iptables does.
+/// Returns true if iptables programs take a lock file, as in the legacy backend.
 fn has_lock() -> bool {
     lab::iptables_backend() == "legacy"
 }
-/// Returns true if iptables writes to nf_tables.
+/// Returns true if iptables programs write to nf_tables (the nft backend).
 fn has_nft() -> bool {
     lab::iptables_backend() == "nft"
 }
@@ -103,13 +104,13 @@ macro_rules! faults {
     };
 }
 
-/// Returns the modes and variants in which at least one fault runs.
+/// Returns all modes and variants in which at least one fault runs. Some appear more than once.
 pub(crate) fn modes() -> impl Iterator<Item = &'static Mode> {
     EVERY.iter().chain(EACH_FORM).copied()
 }
 
-/// All faults. Unless its text says otherwise, a fault promises that no request fails and no
-/// connection is lost.
+/// All faults. A fault promises that no request fails and no connection is lost, unless its
+/// description says otherwise.
 pub(crate) const ALL: &[Fault] = faults! {
     operator::restart, "restart", BY_KERNEL, NEVER, anywhere,
         "kube-proxy gets SIGTERM and starts again, several times.";

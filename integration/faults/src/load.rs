@@ -1,4 +1,5 @@
-//! Traffic during a fault: new TCP connections on several paths, and persistent connections.
+//! Traffic during a fault: persistent TCP connections, and new TCP connections all the time, on
+//! several paths.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -8,24 +9,23 @@ use lab::traffic::{self, Client, Counts, Traffic};
 use lab::{Connection, Failure, Place, Transport};
 use scenarios::{ANY_STALL, FIRST_TRY, ports};
 
-/// Pause between two new connections of one client.
+/// Pause of a client between two new connections.
 const PAUSE: Duration = Duration::from_millis(25);
-/// Pause between two requests on one persistent connection.
+/// Pause of a client between two requests on its persistent connection.
 const ECHO: Duration = Duration::from_millis(100);
-/// Timeout for a reply on a persistent connection. It leaves time for TCP retransmissions.
+/// Timeout of a request on a persistent connection, long enough for TCP retransmissions.
 const OPEN_WAITS: Duration = Duration::from_secs(20);
-/// Interval between two checks of the traffic's results.
+/// Interval between two checks whether all paths work again.
 const GLANCE: Duration = Duration::from_millis(10);
-/// Prefix of the result names of persistent connections.
+/// Prefix of an account's name if it counts requests on persistent connections.
 const OPEN: &str = "open, ";
 
-/// Path of traffic: the sender (a pod, node or host), the destination address, and the number of
-/// connections.
+/// A path of the traffic: from a pod, node or host to an address of the Service.
 #[derive(Debug, Clone)]
 pub(crate) struct TrafficPath {
     pub(crate) from: Place,
     pub(crate) to: std::net::SocketAddr,
-    /// Number of persistent connections on this path.
+    /// Number of persistent connections on this path, besides the new connections.
     pub(crate) held: u16,
 }
 
@@ -35,14 +35,14 @@ impl TrafficPath {
     }
 }
 
-/// Results of the traffic on all paths.
+/// Results of the traffic, summed over all paths.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Account {
-    /// Results of new connections, with one request each.
+    /// Results of new connections, each of which sends one request.
     pub(crate) new: traffic::Account,
-    /// Results of persistent connections. A connection ends at its first failure.
+    /// Results of persistent connections, each of which ends at its first failure.
     pub(crate) open: traffic::Account,
-    /// Longest time for which the host gave the VM no CPU.
+    /// Longest time for which the host gave the VM no CPU time.
     pub(crate) stood_still: Duration,
 }
 
@@ -61,18 +61,18 @@ impl fmt::Display for Account {
     }
 }
 
-/// Running clients of all paths.
+/// The running clients of all paths.
 #[derive(Debug)]
 pub(crate) struct Load(Traffic);
 
 impl Load {
-    /// Starts the traffic. Every path must already work.
+    /// Starts the traffic on paths that already work: every failure counts.
     pub(crate) fn start(ways: &[TrafficPath]) -> Result<Self> {
         Self::begin(ways, Counts::All)
     }
 
-    /// Starts the traffic before the Service works. Failures before a path's first reply do not
-    /// count. Opens no persistent connections.
+    /// Starts the traffic on paths that need not work yet: failures before a path's first reply do
+    /// not count. Opens no persistent connections.
     pub(crate) fn start_before(ways: &[TrafficPath]) -> Result<Self> {
         let ways: Vec<TrafficPath> = ways
             .iter()
@@ -110,7 +110,7 @@ impl Load {
         Ok(Self(traffic))
     }
 
-    /// Returns the results of the traffic so far.
+    /// Returns the results so far, while the traffic continues.
     pub(crate) fn account(&self) -> Account {
         let mut account = Account {
             stood_still: self.0.longest_stall(),
@@ -128,7 +128,7 @@ impl Load {
         account
     }
 
-    /// Waits until every path has replied after `moment` and after the last failed request. Returns
+    /// Waits until every path has got a reply after `moment` and after the last failure. Returns
     /// the time from `moment` to the last failure.
     pub(crate) fn until_whole(&self, moment: Instant, limit: Duration) -> Result<Duration> {
         let began = Instant::now();
@@ -148,14 +148,15 @@ impl Load {
         }
     }
 
-    /// Stops the traffic, and returns the results.
+    /// Stops the traffic, and returns its results.
     pub(crate) fn stop(mut self) -> Result<Account> {
         self.0.stop()?;
         Ok(self.account())
     }
 }
 
-/// Returns the request function of a persistent connection. The same pod must send every reply.
+/// Returns a function that sends a request on a persistent connection. It fails if another pod than
+/// before replies.
 fn echo(mut connection: Connection) -> impl FnMut() -> Result<String, Failure> + Send + 'static {
     let mut first: Option<String> = None;
     move || {

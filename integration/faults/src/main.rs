@@ -77,14 +77,14 @@ struct Arguments {
     into: Option<PathBuf>,
 }
 
-/// Time limit for all faults on one kernel of the lab (a lane), including the boot.
+/// Time limit for all faults on one kernel of the lab (a lane), including the VM's boot.
 const LIMIT: Duration = Duration::from_hours(3);
-/// Time limit for the short run in `make test`. Only a hanging program reaches this limit.
+/// Time limit for the short run in `make test`. A correct run is much shorter.
 const SHORT_LIMIT: Duration = Duration::from_mins(8);
-/// Default sync period of the daemon.
+/// Sync period of the daemon in a long run.
 const PERIOD: Duration = Duration::from_secs(30);
 const SHORT_PERIOD: Duration = Duration::from_secs(3);
-/// Name of the file with the rows that a run on one kernel writes.
+/// Name of the file into which a run on one kernel writes its rows.
 const ROWS: &str = "rows.json";
 const KERNEL: &str = "kernel";
 
@@ -120,7 +120,7 @@ fn is_named(part: Option<&String>, name: &str) -> bool {
     part.is_none_or(|part| name.contains(part.as_str()))
 }
 
-/// Checks that the faults and modes in the arguments exist, before a VM boots.
+/// Checks the names of faults and modes in the arguments before a VM boots.
 fn ensure_known(arguments: &Arguments) -> Result<()> {
     for (flag, part) in [("--fault", &arguments.fault), ("--from", &arguments.from)] {
         let mut all = ALL.iter();
@@ -142,9 +142,9 @@ fn ensure_known(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-// ---- in the lab ----
+// ---- Inside the lab ----
 
-/// Returns the faults and modes to run, in order.
+/// Returns the pairs of a fault and a mode to run, in order.
 fn chosen(arguments: &Arguments) -> Vec<(&'static Fault, &'static Mode)> {
     let mut chosen = Vec::new();
     let first = |fault: &&Fault| !is_named(arguments.from.as_ref(), fault.name);
@@ -207,7 +207,8 @@ fn inside(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Runs a fault in a mode, on a fresh cluster.
+/// Runs a fault in one mode, on a new cluster. Returns its row, even if the fault's promise is
+/// broken.
 fn run(fault: &Fault, mode: &'static Mode, size: Size, before: Option<&Path>) -> Row {
     let began = Instant::now();
     let row = Row {
@@ -249,7 +250,7 @@ fn run(fault: &Fault, mode: &'static Mode, size: Size, before: Option<&Path>) ->
     }
 }
 
-// ---- outside ----
+// ---- Outside the lab ----
 
 fn outside(arguments: &Arguments) -> Result<()> {
     ensure_known(arguments)?;
@@ -299,7 +300,8 @@ fn outside(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Writes the page if the arguments name both a folder of rows and a file for the page.
+/// Writes docs/faults.md from the saved rows, if the arguments request this (`--rows` and
+/// `--document`).
 fn write_page(arguments: &Arguments) -> Result<()> {
     let (Some(folder), Some(file)) = (&arguments.rows, &arguments.document) else {
         return Ok(());
@@ -317,8 +319,8 @@ fn write_page(arguments: &Arguments) -> Result<()> {
     fs::write(file, page).with_context(|| format!("cannot write {}", file.display()))
 }
 
-/// Runs the chosen faults on one kernel of the lab (a lane). Returns the rows, and true if all
-/// promises held.
+/// Runs the chosen faults on one kernel of the lab (a lane). Returns their rows, and true if all
+/// promises were kept.
 fn run_lane(arguments: &Arguments, options: lab::Options) -> Result<(KernelRows, bool)> {
     let folder =
         std::env::temp_dir().join(format!("faults-{}-{:?}", std::process::id(), options.lane));
@@ -340,7 +342,7 @@ fn run_lane(arguments: &Arguments, options: lab::Options) -> Result<(KernelRows,
         ..options
     };
     let status = lab::run(&argv, &options);
-    // The run writes no files if the kernel supports none of the chosen faults.
+    // A run in which the kernel supports none of the chosen faults writes no file.
     let rows = fs::read_to_string(folder.join(ROWS)).unwrap_or_else(|_| "[]".into());
     let kernel = fs::read_to_string(folder.join(KERNEL)).unwrap_or_else(|_| "?".into());
     fs::remove_dir_all(&folder)?;

@@ -1,38 +1,37 @@
-//! The modes in which faults run.
+//! Modes of kube-proxy, with variants, in which faults run.
 
-/// A mode, with the daemon's flags for it.
+/// A mode of kube-proxy, and the daemon's flags that select it.
 #[derive(Debug)]
 pub(crate) struct Mode {
     /// Name of the mode in the table of docs/faults.md.
     pub(crate) name: &'static str,
     pub(crate) flags: &'static [&'static str],
-    /// Name of the flag for the sync period, in which the daemon compares the kernel with the
-    /// wanted state.
+    /// Flag that sets the sync period, the interval between two periodic checks of the kernel.
     pub(crate) period: &'static str,
     pub(crate) needs_nftables: bool,
 }
 
-/// IPVS mode with upstream's iptables rules.
+/// IPVS mode with the same iptables rules as upstream.
 pub(crate) const IPVS: Mode = Mode {
     name: "ipvs",
     flags: &["--proxy-mode=ipvs", "--ipvs-shim=upstream"],
     period: "ipvs-sync-period",
     needs_nftables: false,
 };
-/// IPVS mode with its rules in an nf_tables table.
+/// IPVS mode whose rules are in an nf_tables table instead of iptables.
 pub(crate) const IPVS_NFTABLES: Mode = Mode {
     name: "ipvs, shim in nftables",
     flags: &["--proxy-mode=ipvs", "--ipvs-shim=nftables"],
     needs_nftables: true,
     ..IPVS
 };
-/// IPVS mode with fewer iptables rules.
+/// IPVS mode with the lean shim, which has fewer iptables rules than upstream's.
 pub(crate) const IPVS_LEAN: Mode = Mode {
     name: "ipvs, lean shim",
     flags: &["--proxy-mode=ipvs", "--ipvs-shim=lean"],
     ..IPVS
 };
-/// IPVS mode with a local route for each Service address.
+/// IPVS mode that adds a local route for each Service address instead of binding it.
 pub(crate) const IPVS_ROUTES: Mode = Mode {
     name: "ipvs, routes",
     flags: &[
@@ -42,7 +41,7 @@ pub(crate) const IPVS_ROUTES: Mode = Mode {
     ],
     ..IPVS
 };
-/// IPVS mode with virtual servers by firewall mark.
+/// IPVS mode whose rules select virtual servers by firewall mark (`--ipvs-semantics=exact`).
 pub(crate) const IPVS_EXACT: Mode = Mode {
     name: "ipvs, exact",
     flags: &[
@@ -52,7 +51,7 @@ pub(crate) const IPVS_EXACT: Mode = Mode {
     ],
     ..IPVS
 };
-/// IPVS mode with a local route for each network of Service addresses.
+/// IPVS mode that adds a local route for each range of Service addresses.
 pub(crate) const IPVS_RANGES: Mode = Mode {
     name: "ipvs, ranges",
     flags: &[
@@ -71,14 +70,14 @@ pub(crate) const IPTABLES: Mode = Mode {
     period: "iptables-sync-period",
     needs_nftables: false,
 };
-/// nftables mode, with one nftables table per family.
+/// nftables mode with the same layout as upstream.
 pub(crate) const NFTABLES: Mode = Mode {
     name: "nftables",
     flags: &["--proxy-mode=nftables"],
     needs_nftables: true,
     ..IPTABLES
 };
-/// nftables mode with the flat layout.
+/// nftables mode with our flat layout instead of upstream's.
 pub(crate) const NFTABLES_FLAT: Mode = Mode {
     name: "nftables, flat layout",
     flags: &["--proxy-mode=nftables", "--nftables-layout=flat"],
@@ -92,7 +91,7 @@ pub(crate) const USERSPACE: Mode = Mode {
 };
 
 impl Mode {
-    /// Returns true if the running kernel supports the mode.
+    /// Returns true if the running kernel supports this mode.
     pub(crate) fn is_possible(&self) -> bool {
         !self.needs_nftables || lab::iptables_backend() == "nft"
     }

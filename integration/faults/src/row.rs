@@ -1,4 +1,4 @@
-//! A row of the table, and the table's text.
+//! Row of the table in docs/faults.md: the result of one fault in one mode.
 
 use std::fmt::Write as _;
 
@@ -9,34 +9,36 @@ use crate::load::Account;
 /// Result of one fault in one mode.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Row {
-    /// Name of the tested fault.
+    /// Name of the fault.
     pub(crate) fault: String,
     pub(crate) mode: String,
-    /// Reaction of kube-proxy to the fault.
+    /// Description of kube-proxy's reaction to the fault.
     pub(crate) did: String,
-    /// Evidence of the reaction: counters and log lines.
+    /// Evidence of kube-proxy's reaction: counters and log lines.
     pub(crate) seen: String,
-    /// Seconds until the state was correct again. `None`: the fault damaged no state.
+    /// Time in seconds until the daemon had repaired the kernel state. `None` if the fault damaged
+    /// none.
     pub(crate) repaired: Option<f64>,
-    /// Number of requests on new connections.
+    /// Number of requests, each on a new connection.
     pub(crate) sent: u64,
-    /// Number of failed requests on new connections.
+    /// Number of requests on new connections that failed.
     pub(crate) failed: u64,
-    /// Number of requests whose result is unknown, because they timed out while the VM got no CPU.
+    /// Number of requests that timed out while the host gave the VM no CPU time, so that they prove
+    /// nothing.
     #[serde(default)]
     pub(crate) unjudged: u64,
     /// Number of persistent connections that were open during the fault.
     pub(crate) open: u64,
-    /// Number of persistent connections that were lost.
+    /// Number of these persistent connections that were lost.
     pub(crate) lost: u64,
-    /// Promise that was broken, if any.
+    /// Description of the broken promise, or `None` if the daemon kept it.
     pub(crate) broken: Option<String>,
-    /// Duration of the test with its setup, in seconds.
+    /// Duration of this fault's test, including its setup, in seconds.
     pub(crate) took: f64,
 }
 
 impl Row {
-    /// Copies the results of the traffic into the row.
+    /// Copies the traffic's counts of requests and connections into the row.
     pub(crate) fn count(&mut self, account: &Account) {
         self.sent = account.new.requests;
         self.failed = account.new.failed;
@@ -54,7 +56,7 @@ impl Row {
 const HEAD: &str = "| fault | mode | what kube-proxy did | what was seen | until repaired | requests | failed | open connections lost |\n\
                     |---|---|---|---|---|---|---|---|\n";
 
-/// Returns the table of `rows` in Markdown.
+/// Returns `rows` as a Markdown table.
 pub(crate) fn table(rows: &[Row]) -> String {
     let mut text = HEAD.to_owned();
     for row in rows {
@@ -63,7 +65,7 @@ pub(crate) fn table(rows: &[Row]) -> String {
     text
 }
 
-/// Returns a row as a line of the table.
+/// Returns a row as one line of the Markdown table.
 pub(crate) fn line(row: &Row) -> String {
     let Row {
         fault,

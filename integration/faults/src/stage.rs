@@ -1,4 +1,5 @@
-//! Stage of a fault: a cluster with one daemon in one mode, and traffic to a Service.
+//! Stage: the environment of one fault, a cluster with one daemon in one mode, and traffic to a
+//! Service.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,21 +15,22 @@ use crate::load::{Account, Load, TrafficPath};
 use crate::mode::Mode;
 use crate::row::Row;
 
-/// Timeout for a repair, or for another awaited state.
+/// Time limit for a repair, or for any other state for which a fault waits.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
-/// Interval between two checks of an awaited state.
+/// Interval between two checks of the state for which a fault waits.
 const GLANCE: Duration = Duration::from_millis(50);
-/// Time without a failure after which the traffic counts as stable.
+/// Duration of the traffic before a fault begins and after it ends. Failures during this time
+/// count.
 const QUIET: Duration = Duration::from_millis(500);
-/// Part of the daemon's log line about drift: entries that another program has changed.
+/// Text in the daemon's warning about drift, entries that another program has changed.
 const DRIFT: &str = "another program has changed";
 
-/// Size of a run: short (in `make test`) or long, and the daemon's sync period.
+/// Length of a run, and the daemon's sync period in it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Size {
-    /// True for the short run of the faults in `make test`.
+    /// True for the short run in `make test`.
     pub(crate) is_short: bool,
-    /// Period of the daemon's comparisons with the kernel.
+    /// Sync period: interval between two periodic checks of the kernel by the daemon.
     pub(crate) period: Duration,
 }
 
@@ -39,36 +41,37 @@ impl Size {
     }
 }
 
-/// Promise about the traffic during a fault.
+/// Condition that the traffic must meet during a fault.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Promise {
     /// No request fails and no open connection ends.
     NothingFails,
-    /// The daemon repairs damage by another program within this time.
+    /// Every path works again within this time after another program's damage.
     WholeWithin(Duration),
 }
 
-/// A cluster with a daemon and traffic, and the results of the fault so far.
+/// A cluster with a daemon and traffic, and the results of a fault so far.
 #[derive(Debug)]
 pub(crate) struct Stage<'a> {
     pub(crate) c: &'a mut Cluster,
     pub(crate) mode: &'static Mode,
     pub(crate) size: Size,
-    /// Path of an older kube-proxy for the fault `upgrade and back`, if given.
+    /// Path of the older kube-proxy that the fault `upgrade and back` starts, if given.
     pub(crate) before: Option<&'a std::path::Path>,
     row: Row,
     load: Option<Load>,
-    /// Drift counters by kind, when the traffic started.
+    /// Drift counters of the daemon, by kind of entry, at the start of the traffic.
     drifted: BTreeMap<String, f64>,
-    /// Length of the daemon's log when the traffic started.
+    /// Length in bytes of the daemon's log at the start of the traffic.
     said: usize,
-    /// True if the endpoint of the Service `last` is at present on node2.
+    /// True if the endpoint of the Service `last` is the pod on node2, false if it is the pod on
+    /// node1.
     is_far: bool,
-    /// Further destination addresses for traffic from the client pod.
+    /// Additional destinations of traffic from the client pod.
     more: Vec<&'static str>,
 }
 
-/// Returns the Service to which the traffic goes.
+/// Returns the Service `web`, to which all traffic goes.
 pub(crate) fn web() -> Service {
     Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080).node_port(30080))
@@ -76,7 +79,7 @@ pub(crate) fn web() -> Service {
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10")
 }
 
-/// Returns a Service with an external IP, which needs additional rules.
+/// Returns the Service `late`, whose external IP needs additional rules.
 pub(crate) fn external() -> Service {
     Service::new("late", "10.96.0.9 fd96::9")
         .port(tcp(80, 8080))
@@ -84,14 +87,15 @@ pub(crate) fn external() -> Service {
         .endpoints("10.244.1.10 fd44:1::10")
 }
 
-/// Returns the Service `last`. Its changes show whether the daemon still applies changes.
+/// Returns the Service `last`. A test changes its endpoint to find out whether the daemon still
+/// applies changes.
 fn last() -> Service {
     Service::new("last", "10.96.0.99")
         .port(tcp(80, 8080))
         .endpoints("10.244.1.10")
 }
 
-/// Returns manifests of `count` Services without traffic (the crowd), in both families.
+/// Returns manifests of `count` dual-stack Services that get no traffic (the crowd).
 pub(crate) fn crowd(count: usize) -> String {
     crowd_with(count, |high, low| {
         let addresses = format!("10.96.{high}.{low} fd96::{high:x}:{low:x}");
@@ -99,7 +103,7 @@ pub(crate) fn crowd(count: usize) -> String {
     })
 }
 
-/// Returns manifests of `count` Services without traffic, with IPv4 only.
+/// Returns manifests of `count` IPv4 Services that get no traffic (the crowd).
 pub(crate) fn crowd_of_ipv4(count: usize) -> String {
     crowd_with(count, |high, low| {
         (format!("10.96.{high}.{low}"), "10.244.1.10 10.244.2.10")
@@ -119,7 +123,7 @@ fn crowd_with(count: usize, at: fn(usize, usize) -> (String, &'static str)) -> S
 }
 
 impl<'a> Stage<'a> {
-    /// Creates the stage with an empty cluster, which has no Service and no daemon.
+    /// Prepares the cluster, which has no Service and no running daemon yet.
     pub(crate) fn new(
         c: &'a mut Cluster,
         mode: &'static Mode,
@@ -128,8 +132,8 @@ impl<'a> Stage<'a> {
         before: Option<&'a std::path::Path>,
     ) -> Result<Self> {
         c.patience = PATIENCE;
-        // In modes that bind no Service addresses on the node, the node needs a route for its own
-        // packets to Services.
+        // Adds default routes, without which the node's own packets to a Service fail in modes that
+        // bind no Service addresses.
         c.sh("ip route replace default via 172.35.0.9; ip -6 route replace default via fd35::9")?;
         Ok(Self {
             c,
@@ -145,9 +149,9 @@ impl<'a> Stage<'a> {
         })
     }
 
-    // ---- the daemon ----
+    // ---- Start of the daemon ----
 
-    /// Returns the daemon's flags, with `more` at the end.
+    /// Returns the flags of the daemon: those of the mode, the common ones, then `more`.
     pub(crate) fn flags(&self, more: &[&str]) -> Vec<String> {
         let mut flags: Vec<String> = self.mode.flags.iter().map(|&flag| flag.into()).collect();
         flags.push("--v=2".into());
@@ -160,30 +164,31 @@ impl<'a> Stage<'a> {
         flags
     }
 
-    /// Starts the daemon with the manifest directory as its source. Returns immediately.
+    /// Starts the daemon with the manifest directory as its source. Does not wait for its first
+    /// sync.
     pub(crate) fn launch(&mut self, more: &[&str]) -> Result<()> {
         let flags = self.flags(more);
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
         self.c.launch(&flags)
     }
 
-    /// Starts the daemon with an API server as its source. Returns immediately.
+    /// Starts the daemon with an API server as its source. Does not wait for its first sync.
     pub(crate) fn launch_on(&mut self, api: &ApiServer, more: &[&str]) -> Result<()> {
         let flags = self.flags(more);
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
         self.c.launch_on(api, &flags)
     }
 
-    /// Starts the daemon with the Service in the manifest directory. Waits until a client on every
-    /// path gets a reply.
+    /// Starts the daemon with the Service `web` in the manifest directory. Waits until every path
+    /// of the traffic works.
     pub(crate) fn serve(&mut self, more: &[&str]) -> Result<()> {
         self.c.apply(&web())?;
         self.launch(more)?;
         self.until_served()
     }
 
-    /// Starts the daemon with the Service in an API server. Waits until a client on every path gets
-    /// a reply.
+    /// Starts the daemon with the Service `web` in an API server. Waits until every path of the
+    /// traffic works.
     pub(crate) fn serve_on_api(&mut self, more: &[&str]) -> Result<ApiServer> {
         let mut api = self.c.api_server(true)?;
         api.apply(&web())?;
@@ -194,8 +199,8 @@ impl<'a> Stage<'a> {
         Ok(api)
     }
 
-    /// Waits for the daemon's first sync of both families, and until a client on each path gets a
-    /// reply.
+    /// Waits for the daemon's first sync in both IP families, then until every path of the traffic
+    /// works.
     pub(crate) fn until_served(&mut self) -> Result<()> {
         self.c.await_first_sync()?;
         for way in self.ways() {
@@ -204,15 +209,15 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Waits until the daemon reports that it is ready. Returns the duration of the wait.
+    /// Waits until the daemon reports that it is ready. Returns how long this took.
     pub(crate) fn until_ready(&mut self) -> Result<Duration> {
         let began = Instant::now();
         self.c.await_first_sync()?;
         Ok(began.elapsed())
     }
 
-    /// Gives the Service `last` another endpoint, and returns the time until a client reaches this
-    /// endpoint. By then, the daemon has also applied all earlier changes.
+    /// Moves the endpoint of the Service `last` to the other node. Returns the time until a client
+    /// reaches it, by which the daemon has applied all earlier changes.
     pub(crate) fn follows(&mut self, objects: &apiserver::Cluster) -> Result<Duration> {
         self.is_far = !self.is_far;
         let (pod, address) = if self.is_far {
@@ -230,8 +235,9 @@ impl<'a> Stage<'a> {
         followed.context("the daemon does not follow")
     }
 
-    /// Changes endpoints of `crowd` Services `rate` times a second, for the time `lasting`. Returns
-    /// the number of changes, and the time until the daemon has applied the last change.
+    /// Changes the endpoints of `crowd` Services, `rate` times per second for the duration
+    /// `lasting`. Returns the number of changes, and the time until the daemon has applied all of
+    /// them.
     pub(crate) fn follows_changes(
         &mut self,
         api: &ApiServer,
@@ -244,13 +250,14 @@ impl<'a> Stage<'a> {
         Ok((made, self.follows(&api.objects())?))
     }
 
-    // ---- the traffic ----
+    // ---- Traffic ----
 
-    /// Returns the paths of the traffic:
+    /// Returns the paths of the traffic to the Service `web`:
     ///
-    /// - from a pod to the ClusterIP, in both families;
-    /// - from outside to the node port and the load balancer;
-    /// - from the node itself.
+    /// - from a pod to the ClusterIP, in both IP families;
+    /// - from an external host to the node port (IPv4) and to the load balancer's address;
+    /// - from the node itself to the ClusterIP;
+    /// - from the client pod to each additional destination ([`Self::more_ways`]).
     pub(crate) fn ways(&self) -> Vec<TrafficPath> {
         let way = |from: &lab::Place, to, held| TrafficPath {
             from: from.clone(),
@@ -268,18 +275,19 @@ impl<'a> Stage<'a> {
         all.into_iter().chain(more).collect()
     }
 
-    /// Adds traffic from the client pod to further addresses.
+    /// Adds destinations for traffic from the client pod. Call this before the traffic starts.
     pub(crate) fn more_ways(&mut self, to: &[&'static str]) {
         self.more.extend(to);
     }
 
-    /// Returns the daemon's resident memory, in megabytes.
+    /// Returns the daemon's resident memory (RSS) in MiB.
     pub(crate) fn memory(&self) -> Result<f64> {
         let kilobytes = lab::process::status(self.c.daemon_id()?, "VmRSS")?;
         Ok(f64::from(u32::try_from(kilobytes)?) / 1024.0)
     }
 
-    /// Starts the traffic. From now on, drift and log lines count as effects of the fault.
+    /// Starts the traffic. From now on, the daemon's drift and log lines count as effects of the
+    /// fault.
     pub(crate) fn traffic(&mut self) -> Result<()> {
         self.load = Some(Load::start(&self.ways())?);
         self.note_before();
@@ -287,28 +295,28 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Starts the traffic before the Service works. Results of a path count from its first reply
-    /// on.
+    /// Starts the traffic before the Service exists. A path's failures count only after its first
+    /// reply.
     pub(crate) fn traffic_before(&mut self) -> Result<()> {
         self.load = Some(Load::start_before(&self.ways())?);
         Ok(())
     }
 
-    /// Returns the results of the traffic so far.
+    /// Returns the results of the traffic so far, or empty results if no traffic runs.
     pub(crate) fn account(&self) -> Account {
         self.load.as_ref().map(Load::account).unwrap_or_default()
     }
 
-    /// Records the present log and counters. Later log lines and drift count as effects of the
-    /// fault.
+    /// Records the current log and drift counters. Only later log lines and drift count as effects
+    /// of the fault.
     pub(crate) fn note_before(&mut self) {
         self.drifted = self.drift().unwrap_or_default();
         self.said = self.c.said().len();
     }
 
-    // ---- observations ----
+    // ---- Observations of the daemon and the kernel ----
 
-    /// Returns the number of drifted entries by kind, both families together.
+    /// Returns the daemon's counters of drifted entries by kind, summed over both IP families.
     pub(crate) fn drift(&self) -> Result<BTreeMap<String, f64>> {
         let (_, text) = get(&self.c.node1, METRICS, "/metrics")?;
         let mut drifted = BTreeMap::new();
@@ -328,8 +336,7 @@ impl<'a> Stage<'a> {
         Ok(drifted)
     }
 
-    /// Waits until a shell script on node1 succeeds. Returns the time that has passed since
-    /// `since`.
+    /// Runs a shell script on node1 repeatedly until it succeeds. Returns the time since `since`.
     pub(crate) fn until_holds(&self, script: &str, since: Instant) -> Result<Duration> {
         loop {
             if self.c.sh(script).is_ok() {
@@ -344,11 +351,11 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// Checks that the kernel holds the lines of the state `before`, in any order.
+    /// Checks that the kernel state has the same lines as the state `before`, in any order.
     ///
     /// # Errors
     ///
-    /// Fails if lines differ, and names the first of them.
+    /// Returns an error that names the first differing lines.
     pub(crate) fn holds(&self, before: &str) -> Result<()> {
         let now = self.c.state()?;
         let sorted = |text: &str| -> Vec<String> {
@@ -374,7 +381,7 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Returns the drift since the start of the traffic, such as `rule ×12, set ×1`.
+    /// Returns how many entries of each kind have drifted since the start of the traffic.
     fn drifted_since(&self) -> Result<BTreeMap<String, f64>> {
         let now = self.drift()?;
         let grown = now.into_iter().filter_map(|(kind, count)| {
@@ -384,8 +391,8 @@ impl<'a> Stage<'a> {
         Ok(grown.collect())
     }
 
-    /// Checks that the daemon has counted and logged drift of exactly these kinds. Adds the counts
-    /// to the row.
+    /// Waits until the daemon has counted drift of all these kinds, and checks that it has logged a
+    /// warning. Adds the counts to the row.
     pub(crate) fn expect_drift(&mut self, kinds: &[&str]) -> Result<()> {
         let mut drifted = BTreeMap::new();
         let counted = self.c.until("the drift is counted", || {
@@ -405,8 +412,8 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Finds a log line that contains `part` and is later than the start of the traffic. Adds the
-    /// line to the row.
+    /// Waits for a line of the daemon's log that contains `part`, later than the start of the
+    /// traffic. Adds `part` to the row.
     pub(crate) fn expect_line(&mut self, part: &str) -> Result<()> {
         let from = self.said;
         let is_said = |c: &Cluster| c.said().get(from..).is_some_and(|new| new.contains(part));
@@ -416,7 +423,7 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Adds evidence of kube-proxy's reaction to the row.
+    /// Adds evidence of kube-proxy's reaction, such as a log line, to the row.
     pub(crate) fn sees(&mut self, what: &str) {
         if !self.row.seen.is_empty() {
             self.row.seen += "; ";
@@ -424,20 +431,21 @@ impl<'a> Stage<'a> {
         self.row.seen += what;
     }
 
-    /// Writes the reaction of kube-proxy into the row.
+    /// Records kube-proxy's reaction to the fault in the row.
     pub(crate) fn did(&mut self, what: impl Into<String>) {
         self.row.did = what.into();
     }
 
-    /// Writes the time of the repair into the row.
+    /// Records in the row how long the repair took.
     pub(crate) fn repaired(&mut self, after: Duration) {
         self.row.repaired = Some(after.as_secs_f64());
     }
 
-    /// Stops the traffic, checks the promise, and returns the row of the fault.
+    /// Stops the traffic, checks the promise about it, and returns the row. `damaged` is when the
+    /// fault began.
     pub(crate) fn close(&mut self, damaged: Instant, promise: Promise) -> Result<Row> {
         let load = self.load.take().context("there is no traffic")?;
-        // Waits for failures that begin at the end of the fault. These failures count, too.
+        // Waits a moment, because failures just after the fault count.
         sleep(QUIET);
         let whole = match promise {
             Promise::NothingFails => Ok(Duration::ZERO),

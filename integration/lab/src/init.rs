@@ -1,5 +1,23 @@
 //! Init (PID 1) of the lab: prepares the root file system, runs the command, reaps processes,
 //! reports the exit status, and powers off.
+//!
+//! User Mode Linux starts init on a read-only hostfs, which shows the host's root. Init mounts an
+//! overlay over the hostfs, with its upper layer in memory. Then init changes its root to the
+//! overlay. The VM therefore sees the host's files, but its writes stay in the VM. Only writes to
+//! the kept directories reach the host.
+//!
+//! The overlay protects the host's files from accidents, but not from a malicious command, which
+//! can mount hostfs again. So run the lab as an unprivileged user. On the host's kernel (host
+//! lane), init is PID 1 of new namespaces, and the command uses the host's files directly.
+//!
+//! ```text
+//!  work dir (hostfs, rw, held open only by init)   stdout, stderr, status
+//!    root/        tmpfs
+//!      upper/ work/
+//!      new/       overlay(lower = hostfs of /, ro) ─ pivot_root here
+//!                  (if the kernel opens no files through it: a tmpfs with bind mounts)
+//!         proc sys dev run (own) · /lib/modules/RELEASE ─▶ modules · kept directories (hostfs, rw)
+//! ```
 
 use std::ffi::{CString, OsStr};
 use std::fs::{DirBuilder, File};

@@ -1,5 +1,10 @@
 //! Clients that send requests in a loop until the test stops them. One or more clients share an
 //! account, which counts their results.
+//!
+//! ```text
+//!  client: a place, a pause, counted requests ──▶ a thread that sends requests ──▶ its account
+//!  meter: a thread that only sleeps           ──▶ stalls, which excuse timeouts
+//! ```
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -208,6 +213,12 @@ impl Traffic {
     }
 
     /// Stops all clients. Each finishes its current request first.
+    ///
+    /// # Errors
+    /// Returns an error if a client could not enter its network namespace.
+    ///
+    /// # Panics
+    /// Panics if a client has panicked.
     pub fn stop(&mut self) -> io::Result<()> {
         match self.clients.stop() {
             Ok(ends) => ends.into_iter().collect(),

@@ -1,5 +1,20 @@
 //! A test network: a fabric (a switch), nodes and external hosts connected to it, and pods on the
 //! nodes.
+//!
+//! ```text
+//!            fabric (bridge in its own network namespace)
+//!       ┌─────────┬──────┴───┐
+//!    eth0│     eth0│      eth0│
+//!     node1      node2       host        nodes route each other's pod ranges
+//!       cni0       cni0                  bridge with the gateway addresses; hairpin; bridged
+//!      ┌──┴──┐      │                    packets go through iptables, as in real clusters
+//!   eth0│  eth0│  eth0│
+//!     pod    pod    pod                  default route through the gateway
+//! ```
+//!
+//! Each node, pod and external host (a *place*) is a network namespace. All places share the lab's
+//! files and processes. The network has no kube-proxy, so Service addresses do not work until a
+//! test starts one.
 
 mod dial;
 mod netns;

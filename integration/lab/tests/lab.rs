@@ -616,5 +616,5 @@ fn vector_registers_survive_thread_switches() -> Outcome {
 
 #[cfg(not(target_arch = "x86_64"))]
 fn vector_registers_survive_thread_switches() -> Outcome {
-    Ok(()) // Ok(()) // only x86-64 has User Mode Linux
+    Ok(()) // only x86-64 has User Mode Linux
 }

@@ -51,6 +51,10 @@ impl From<InvalidMessage> for Error {
 pub(crate) struct TypeMismatch(String);
 
 /// Encodes the JSON object `value` as a protobuf message, without an envelope.
+///
+/// # Errors
+///
+/// Returns [`TypeMismatch`] with the first field whose value has the wrong type.
 pub(crate) fn encode(kind: Kind, value: &Value) -> Result<Vec<u8>, TypeMismatch> {
     encoded(schema::of(kind), value)
 }
@@ -241,6 +245,9 @@ fn put_field(
 }
 
 /// Decodes the object in a request body, an envelope of kind `kind`, into JSON.
+///
+/// # Errors
+/// Returns an error if the bytes are not such an envelope.
 pub(crate) fn decode(kind: Kind, body: &[u8]) -> Result<Value, Error> {
     let envelope = body.strip_prefix(MAGIC).ok_or(Error::Magic)?;
     let mut raw: &[u8] = &[];

@@ -1,4 +1,4 @@
-//! Faults in which another program damages the daemon's kernel state.
+//! Faults in which another program removes or changes the daemon's kernel entries.
 
 use std::time::{Duration, Instant};
 
@@ -8,30 +8,30 @@ use crate::mode::{IPTABLES, USERSPACE};
 use crate::row::Row;
 use crate::stage::{Promise, Stage};
 
-/// Time limit for an immediate repair. It is generous, because the VM's only CPU also carries the
-/// traffic.
+/// Time limit for a repair that the daemon starts immediately. It is generous, because the VM has a
+/// single CPU, which also carries the traffic.
 const AT_ONCE: Duration = Duration::from_secs(3);
-/// Time limit for the repair of a missing virtual server. The daemon compares the number of virtual
+/// Time limit for adding a removed virtual server again. The daemon checks the number of virtual
 /// servers every 2 s.
 const GLANCED: Duration = Duration::from_secs(6);
 
-/// Damage to the kernel state, and the check of its repair.
+/// Damage to the kernel state by another program, and the expected repair.
 struct Damage<'a> {
     script: &'a str,
-    /// Script that succeeds if the damaged state is correct again.
+    /// Script that succeeds once the daemon has repaired the damage.
     holds: &'a str,
-    /// Kinds of drift that the daemon must count because of the damage.
+    /// Kinds of kernel entries that the daemon must count as drifted.
     kinds: &'a [&'a str],
-    /// Reaction of kube-proxy to the damage, for the table.
+    /// Description of kube-proxy's reaction, for docs/faults.md.
     did: &'a str,
-    /// Time limit for the repair. `None` means the limit for a repair by the next periodic sync
+    /// Time limit for the repair. `None`: the repair may wait for the next periodic check
     /// ([`period`]).
     within: Option<Duration>,
-    /// True if the damage must not make any request fail.
+    /// True if no request may fail because of the damage.
     is_harmless: bool,
 }
 
-/// Default values of [`Damage`], which a fault includes by `..DAMAGE`.
+/// Defaults for [`Damage`], used as `..DAMAGE`.
 const DAMAGE: Damage<'_> = Damage {
     script: "",
     holds: "",
@@ -41,12 +41,12 @@ const DAMAGE: Damage<'_> = Damage {
     is_harmless: false,
 };
 
-/// Causes damage during traffic, and checks that the daemon repairs the damage within its time
-/// limit.
+/// Damages the kernel state under traffic. Checks that the daemon repairs it within the time limit,
+/// and counts and logs the drift.
 fn repair(s: &mut Stage<'_>, damage: &Damage<'_>) -> Result<Row> {
     s.serve(&[])?;
-    // Runs the check once before the damage, so that the VM has already loaded the check's
-    // programs.
+    // Runs the check once before the damage, so that the VM has already read its programs from
+    // disk.
     s.c.sh(damage.holds)?;
     let whole = s.c.state()?;
     s.traffic()?;
@@ -75,18 +75,19 @@ fn repair(s: &mut Stage<'_>, damage: &Damage<'_>) -> Result<Row> {
     s.close(damaged, promise)
 }
 
-/// Returns the time limit for a repair by the next periodic sync: the sync period plus
-/// [`AT_ONCE`], the limit for writing the repair.
+/// Returns the time limit for a repair that waits for the next periodic check: the sync period plus
+/// [`AT_ONCE`].
 fn period(s: &Stage<'_>) -> Duration {
     s.size.period + AT_ONCE
 }
 
-/// Returns a script that runs `script` for iptables and ip6tables (`$p`).
+/// Returns a script that runs `script` twice, with the variable `p` set to `iptables` and
+/// `ip6tables`.
 fn both(script: &str) -> String {
     format!("for p in iptables ip6tables; do {script}; done")
 }
 
-/// Returns a script that succeeds if rules of the tested mode exist in both families.
+/// Returns a script that succeeds if the kernel has the mode's rules in both IP families.
 fn rules_hold(s: &Stage<'_>) -> &'static str {
     match s.mode.name {
         "ipvs" => {
@@ -117,8 +118,8 @@ pub(super) fn flush_chains(s: &mut Stage<'_>) -> Result<Row> {
     if !has_rules {
         return nothing_of_ours(s, &script);
     }
-    // A flush would create missing tables. This command creates them first, so that the damage only
-    // removes entries.
+    // Creates missing tables of other programs first. A flush would create them, but the damage
+    // must only remove entries.
     s.c.sh(&both(
         "for t in nat filter; do $p-$backend -t $t -n -L >/dev/null; done",
     ))?;
@@ -135,7 +136,8 @@ pub(super) fn flush_chains(s: &mut Stage<'_>) -> Result<Row> {
     )
 }
 
-/// Runs a script that flushes only rules of other programs. Checks that the daemon does not react.
+/// Runs a script that flushes only other programs' rules. Checks that no request fails, even after
+/// the next periodic check.
 fn nothing_of_ours(s: &mut Stage<'_>, script: &str) -> Result<Row> {
     s.serve(&[])?;
     s.traffic()?;

@@ -1,5 +1,5 @@
-//! Faults of the kernel, of programs and of clocks. For example, the kernel loses, refuses or
-//! delays messages.
+//! Faults of the kernel, of iptables programs and of clocks: for example, the kernel loses, refuses
+//! or delays netlink messages.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -21,8 +21,9 @@ pub(super) fn notices_lost(s: &mut Stage<'_>) -> Result<Row> {
     s.c.sh("ip link add lost0 type dummy; ip link set lost0 up")?;
     s.traffic()?;
     s.c.signal(Signal::STOP)?;
-    // The script causes more kernel messages than the daemon's socket buffer holds. A message in
-    // the middle reports a deleted Service address, which the daemon must restore.
+    // Causes more netlink notifications than fit into the daemon's socket buffer. One of them
+    // reports a deleted Service address, which the daemon must add again although the kernel drops
+    // notifications.
     let mut script = String::new();
     for number in 0..s.size.pick(1_500, 6_000) {
         let (high, low) = (number / 250, number % 250 + 1);
@@ -59,7 +60,7 @@ pub(super) fn notices_lost(s: &mut Stage<'_>) -> Result<Row> {
 }
 
 pub(super) fn dumps_interrupted(s: &mut Stage<'_>) -> Result<Row> {
-    // The script continuously changes every table that the daemon dumps.
+    // Keeps changing each kind of kernel entry that the daemon dumps, which interrupts its dumps.
     let script =
         "ip link add busy0 type dummy; ip link set busy0 up; ipset create BUSY hash:ip 2>/dev/null
         i=0; while :; do i=$(((i + 1) % 200))
@@ -86,8 +87,8 @@ pub(super) fn dumps_interrupted(s: &mut Stage<'_>) -> Result<Row> {
 }
 
 pub(super) fn small_buffers(s: &mut Stage<'_>) -> Result<Row> {
-    // Sets the socket buffer sizes to the minimum that Linux accepts. Only the initial network
-    // namespace has these settings, but they also apply to the daemon's sockets.
+    // Sets the sizes of socket buffers to the minimum that Linux accepts. Only the initial network
+    // namespace has these sysctls, but they apply to all namespaces.
     const LEAST: &str = "for n in rmem_default rmem_max wmem_default wmem_max; do
         cat /proc/sys/net/core/$n; echo 4608 >/proc/sys/net/core/$n; done";
     let api = s.serve_on_api(&[])?;
@@ -158,8 +159,8 @@ pub(super) fn lock_held(s: &mut Stage<'_>) -> Result<Row> {
     let held = Duration::from_secs(s.size.pick(5, 60));
     let lock = File::create("/run/xtables.lock")?;
     lock.lock()?;
-    // IPVS mode with upstream's shim has no rules that name endpoints. A change of only endpoints
-    // must therefore not wait for the iptables lock.
+    // In IPVS mode with upstream's shim, no rule depends on endpoints. So a change of endpoints
+    // must not wait for the xtables lock.
     let is_free = s.mode.name == "ipvs";
     let churn = Churn::start(api.objects(), 0, 100);
     let mut slowest = Duration::ZERO;
@@ -184,8 +185,8 @@ pub(super) fn lock_held(s: &mut Stage<'_>) -> Result<Row> {
     s.close(began, Promise::NothingFails)
 }
 
-/// Adds a Service that needs new rules while an iptables program is faulty. Checks that the daemon
-/// logs the failure, and that it writes the rules after the fault.
+/// Adds a Service with an external IP, which needs new rules, while `breaks` makes an iptables
+/// program faulty. Checks that the daemon logs the failure, and writes the rules after `restore`.
 fn with_external_ip(
     s: &mut Stage<'_>,
     restore: impl FnOnce() -> Result<()>,
@@ -225,8 +226,8 @@ pub(super) fn restore_fails(s: &mut Stage<'_>) -> Result<Row> {
     )
 }
 
-/// Programs that write rules: the path of each program, and the path to which a test moves it.
-/// Dropping this guard moves the programs back.
+/// Paths of `iptables-restore` and `ip6tables-restore`, each with the path to which a test moves
+/// the program. Dropping this value moves them back.
 struct Away(Vec<(PathBuf, PathBuf)>);
 
 impl Away {

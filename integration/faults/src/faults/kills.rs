@@ -1,4 +1,4 @@
-//! Sends SIGKILL, SIGTERM or SIGSTOP to the daemon in the middle of its work.
+//! Faults in which the daemon gets SIGKILL, SIGTERM or SIGSTOP while it works.
 
 use std::fmt::Write as _;
 use std::thread::sleep;
@@ -13,15 +13,15 @@ use crate::mode::IPTABLES;
 use crate::row::Row;
 use crate::stage::{Promise, Stage, crowd, web};
 
-/// Kills the daemon during its start. Repeats this, with each kill later than the previous kill,
-/// until a start completes.
+/// Kills the daemon while it starts. Each attempt is killed later than the one before, until a
+/// start completes.
 pub(super) fn cold_start(s: &mut Stage<'_>) -> Result<Row> {
     let rounds = s.size.pick(1, 3);
     s.c.write("crowd", &crowd(s.size.pick(100, 300)))?;
     let undisturbed = Instant::now();
     s.serve(&[])?;
-    // The step is a twentieth of an undisturbed start. So about twenty kills precede a complete
-    // start, on fast and slow machines.
+    // With a step of a twentieth of an undisturbed start, about 20 kills precede a complete start,
+    // on fast and on slow machines.
     let step = (undisturbed.elapsed() / 20).max(Duration::from_millis(50));
     let whole = s.c.state()?;
     let (mut kills, mut row) = (0, None);
@@ -58,7 +58,7 @@ pub(super) fn cold_start(s: &mut Stage<'_>) -> Result<Row> {
     row.ok_or_else(|| anyhow::anyhow!("no round"))
 }
 
-/// Removes all kernel state that the killed daemon left.
+/// Removes all kernel state that the daemon has left (`kube-proxy --cleanup`).
 fn clean_up(s: &Stage<'_>) -> Result<()> {
     let program = scenarios::kube_proxy()?;
     s.c.sh(&format!("{} --cleanup", program.display()))?;
@@ -73,7 +73,7 @@ pub(super) fn change(s: &mut Stage<'_>) -> Result<Row> {
     let times: u32 = s.size.pick(5, 30);
     let mut slowest = Duration::ZERO;
     for kill in 0..times {
-        // Each kill interrupts a change at a different moment.
+        // Interrupts each change after a different time.
         sleep(Duration::from_millis(250) + Duration::from_millis(37) * (kill % 11));
         s.c.kill()?;
         s.launch_on(&api, &[])?;
@@ -86,8 +86,8 @@ pub(super) fn change(s: &mut Stage<'_>) -> Result<Row> {
     s.close(began, Promise::NothingFails)
 }
 
-/// Returns a Service whose load balancer accepts `count` source ranges and the range of the outside
-/// host.
+/// Returns the Service `web` with `count` source ranges for its load balancer, and the range of the
+/// external host.
 fn ranges(count: u32) -> Service {
     let mut ranges = String::from("172.35.0.0/24");
     for number in 0..count {
@@ -115,8 +115,8 @@ pub(super) fn set_swap(s: &mut Stage<'_>) -> Result<Row> {
     let began = Instant::now();
     let mut kills = 0;
     for round in 0..times {
-        // Applies more ranges than the set can hold (65,536), so that the daemon must swap in a
-        // larger set.
+        // 65,800 source ranges are more than the ipset can hold (65,536), so the daemon must swap
+        // in a larger ipset.
         s.c.apply(&ranges(FEW + 400))?;
         sleep(Duration::from_millis(900 + 120 * round));
         s.c.kill()?;
@@ -138,11 +138,12 @@ pub(super) fn set_swap(s: &mut Stage<'_>) -> Result<Row> {
 }
 
 pub(super) fn terminated(s: &mut Stage<'_>) -> Result<Row> {
-    /// Time limit for the daemon's exit after SIGTERM. The exit itself is fast, but the VM is busy.
+    /// Time limit for the daemon's exit after SIGTERM. The daemon exits immediately, but the VM is
+    /// busy.
     const AT_ONCE: Duration = Duration::from_secs(2);
-    /// Time limit for the daemon's exit after SIGTERM, while `iptables-restore` runs. The daemon
-    /// waits up to 6 s for the end of this program. Otherwise, the program would run in parallel
-    /// with the next kube-proxy.
+    /// Time limit for the daemon's exit after SIGTERM while `iptables-restore` runs. The daemon
+    /// waits up to 6 s for this program, which could otherwise run in parallel with the next
+    /// kube-proxy's.
     const AFTER_A_RESTORE: Duration = Duration::from_secs(8);
     let mut api = s.serve_on_api(&[])?;
     api.apply(&crowd(s.size.pick(50, 300)))?;
@@ -152,8 +153,8 @@ pub(super) fn terminated(s: &mut Stage<'_>) -> Result<Row> {
     let times: u32 = s.size.pick(5, 20);
     let mut slowest = Duration::ZERO;
     for time in 0..times {
-        // Stops the daemon at different moments, from the beginning of its start to changes after
-        // the start.
+        // Stops the daemon after different times: some during its start, some while it applies
+        // changes.
         sleep(Duration::from_millis(60) * (time % 8));
         let asked = Instant::now();
         s.c.stop()?;

@@ -11,12 +11,12 @@ use scenarios::{Cluster, METRICS, at, health};
 use crate::row::Row;
 use crate::stage::{Promise, Stage, crowd_of_ipv4};
 
-/// Restarts the daemon under traffic, with `prefix` in front of its command line. Then changes
-/// endpoints, and checks that the daemon applies the changes.
+/// Restarts the daemon under traffic, with the command prefix `prefix`, which limits its resources.
+/// Checks that it becomes ready, and applies changes of endpoints.
 ///
-/// - `until_ready` waits until the daemon is ready. It returns the duration of the wait, and a
-///   value to keep until the changes are over.
-/// - `ending` formats this value. Its text ends the row's sentence about the daemon.
+/// - `until_ready` waits until the daemon is ready. It returns the time that this took, and a value
+///   that is dropped after the changes (such as open connections).
+/// - `ending` formats this value as the end of the row's text.
 fn restart_behind<T>(
     s: &mut Stage<'_>,
     prefix: &[&str],
@@ -41,7 +41,8 @@ fn restart_behind<T>(
 }
 
 pub(super) fn full_disk(s: &mut Stage<'_>) -> Result<Row> {
-    // The daemon's log is a file on the full disk, like the log of a container.
+    // Redirects the daemon's log into a file on a full file system, as when a container's log fills
+    // the disk.
     let script = "mkdir -p /run/full; mount -t tmpfs -o size=64k none /run/full
         cat /dev/zero >/run/full/filler 2>/dev/null
         ! (echo more >/run/full/more) 2>/dev/null || exit 1
@@ -69,7 +70,7 @@ pub(super) fn read_only(s: &mut Stage<'_>) -> Result<Row> {
 pub(super) fn descriptors(s: &mut Stage<'_>) -> Result<Row> {
     let until_ready = |s: &mut Stage<'_>| {
         let ready = s.until_ready()?;
-        // Opens more connections than the daemon's limit of file descriptors allows.
+        // Opens more connections to the daemon than it may have file descriptors.
         let mut idle = Vec::new();
         for _ in 0..100 {
             let connect = || TcpStream::connect_timeout(&at(METRICS), Duration::from_secs(1));
@@ -84,10 +85,10 @@ pub(super) fn descriptors(s: &mut Stage<'_>) -> Result<Row> {
     })
 }
 
-/// Creates a cgroup with a memory limit in bytes. Returns the command prefix that starts a program
-/// in this cgroup.
+/// Creates a cgroup with a memory limit (`limit`, in bytes). Returns a command prefix that runs a
+/// program in this cgroup.
 pub(super) fn group(name: &str, limit: u64) -> Result<Vec<OsString>> {
-    // Runs the script outside of the node, because the node's mounts are private.
+    // Mounts the cgroup file system outside of the node, because the node's mounts are private.
     let script = format!(
         "grep -q ' /tmp/group cgroup2 ' /proc/mounts || {{ mkdir -p /tmp/group; mount -t cgroup2 none /tmp/group; }}
          echo +memory >/tmp/group/cgroup.subtree_control; mkdir -p /tmp/group/{name}
@@ -99,7 +100,8 @@ pub(super) fn group(name: &str, limit: u64) -> Result<Vec<OsString>> {
     Ok(["sh", "-ec", &enter, "sh"].map(Into::into).to_vec())
 }
 
-/// Returns the number of out-of-memory kills in the cgroup, and its peak memory in bytes.
+/// Returns the number of the kernel's out-of-memory kills in the cgroup, and the cgroup's peak
+/// memory in bytes (or its current memory on an older kernel).
 pub(super) fn pressed(s: &Stage<'_>, name: &str) -> Result<(u64, u64)> {
     let number = |script: &str| -> Result<u64> { Ok(s.c.sh(script)?.trim().parse()?) };
     let ended = number(&format!(
@@ -131,8 +133,8 @@ pub(super) fn small_memory(s: &mut Stage<'_>) -> Result<Row> {
     s.c.prefix = group("small", LIMIT)?;
     s.launch_on(&api, &[])?;
     let ready = s.until_ready()?;
-    // The changes last longer than a sync period, so that a full check of the kernel runs in
-    // parallel.
+    // Changes endpoints for longer than a sync period, so that a periodic check of the kernel runs
+    // meanwhile.
     let (made, _) = s.follows_changes(&api, (0, 100), s.size.period * 3 / 2)?;
     let (ended, peak) = pressed(s, "small").context("the memory group")?;
     ensure!(ended == 0, "the kernel has ended it {ended} times");

@@ -1,4 +1,4 @@
-//! Faults that operators cause: restarts, upgrades, reloads, crashes.
+//! Faults that operators cause: restarts, upgrades, reloads and crashes of the daemon.
 
 use std::fs;
 use std::time::{Duration, Instant};

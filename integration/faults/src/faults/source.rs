@@ -1,4 +1,4 @@
-//! Faults of the API server.
+//! Faults of the API server, the source of the daemon's objects.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -12,8 +12,8 @@ use crate::churn::{Churn, record_crowd};
 use crate::row::Row;
 use crate::stage::{PATIENCE, Promise, Stage, crowd, web};
 
-/// Time limit for the daemon to reconnect. After several failures, the daemon waits up to 30 s
-/// before its next attempt.
+/// Time limit for the daemon to reconnect to the API server. After several failed attempts, it
+/// waits up to 30 s before the next.
 const BACK_OFF: Duration = Duration::from_secs(45);
 
 pub(super) fn killed(s: &mut Stage<'_>) -> Result<Row> {
@@ -25,7 +25,8 @@ pub(super) fn killed(s: &mut Stage<'_>) -> Result<Row> {
     api.stop();
     sleep(Duration::from_secs(s.size.pick(1, 20)));
     churn.stop()?;
-    // A reconnecting daemon cannot resume its watch after the compaction.
+    // Compacts the history, so that the daemon must list all objects again instead of resuming its
+    // watch.
     api.compact();
     api.start()?;
     let back = Instant::now();
@@ -43,7 +44,8 @@ pub(super) fn emptied(s: &mut Stage<'_>) -> Result<Row> {
     api.lose_all()?;
     api.start()?;
     let damaged = Instant::now();
-    // The new list lacks the Service. The daemon accepts this list as complete.
+    // The API server has lost all objects. The daemon accepts its empty list as complete, and
+    // removes the Service.
     s.c.until("the Service is gone", || {
         let dial = s.c.client.dial(Transport::Tcp, at("10.96.0.10:80"));
         Ok(dial.timeout(Duration::from_millis(300)).ask().is_err())
@@ -85,8 +87,8 @@ pub(super) fn garbage(s: &mut Stage<'_>) -> Result<Row> {
 }
 
 pub(super) fn silent(s: &mut Stage<'_>) -> Result<Row> {
-    /// Time limit for detecting a silent connection: the connection's timeout, plus the time until
-    /// the next watch.
+    /// Time limit for the daemon to detect that its connection is silent: the connection's timeout
+    /// plus the time to open the next watch.
     const LATEST: Duration = Duration::from_secs(100);
     let api = s.serve_on_api(&[])?;
     s.traffic()?;
@@ -100,7 +102,7 @@ pub(super) fn silent(s: &mut Stage<'_>) -> Result<Row> {
 }
 
 pub(super) fn flood(s: &mut Stage<'_>) -> Result<Row> {
-    /// Number of endpoint changes per second.
+    /// Endpoint changes per second.
     const RATE: u32 = 10_000;
     let count = s.size.pick(200, 1_000);
     let api = s.serve_on_api(&[])?;
@@ -127,8 +129,8 @@ pub(super) fn flood(s: &mut Stage<'_>) -> Result<Row> {
     s.close(began, Promise::NothingFails)
 }
 
-/// Returns the EndpointSlices of a Service with `count` endpoints, 100 per slice. Their addresses
-/// begin at `first`.
+/// Returns the EndpointSlices of a Service with `count` endpoints, 100 in each slice. The endpoints
+/// have consecutive addresses from `first` on.
 fn many(count: u32, first: u32) -> Vec<Value> {
     (0..count / 100)
         .map(|number| {
@@ -151,7 +153,7 @@ pub(super) fn all_endpoints(s: &mut Stage<'_>) -> Result<Row> {
     const FIRST: u32 = 0x0af4_4001; // 10.244.64.1
     const NEXT: u32 = 0x0af4_8001; // 10.244.128.1
     let count = s.size.pick(1_000, 10_000);
-    // The pod on node2 replies at all addresses of these endpoints.
+    // Makes the pod on node2 reply at the addresses of all these endpoints.
     s.c.far.read([
         "sh",
         "-ec",
@@ -183,7 +185,7 @@ pub(super) fn all_endpoints(s: &mut Stage<'_>) -> Result<Row> {
     let began = Instant::now();
     apply(many(count, NEXT))?;
     let made = Instant::now();
-    // The kernel must hold all new endpoints. Old endpoints may only drain.
+    // The kernel must have all new endpoints. It may still have old endpoints that drain.
     let lines = match s.mode.name {
         "nftables" => {
             r"nft list table ip kube-proxy | grep -oE '10\.244\.1[2-6][0-9]\.[0-9]+ \. 8080' | sort -u | grep -c ."

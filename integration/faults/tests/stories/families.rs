@@ -1,4 +1,4 @@
-//! Tests a dual-stack cluster whose node has IPv6 disabled.
+//! Tests a dual-stack cluster with a node on which IPv6 is disabled.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -7,13 +7,13 @@ use anyhow::ensure;
 use lab::Transport;
 use scenarios::{Cluster, Outcome, SOON, Service, at, health, tcp};
 
-/// Nodes without IPv6 are common. The daemon logs the missing family once at level info, and
-/// programs IPv4.
+/// Checks that the daemon logs the missing IP family once, at level info, and serves IPv4. Nodes
+/// without IPv6 are common.
 pub(crate) fn disabled_ipv6_is_skipped_and_logged_once(c: &mut Cluster) -> Outcome {
     const IPVS: &[&str] = &["--ipvs-sync-period=1s"];
     const IPTABLES: &[&str] = &["--proxy-mode=iptables", "--iptables-sync-period=1s"];
     let web = Service::new("web", "10.96.0.10 fd96::10").port(tcp(80, 8080).node_port(30080));
-    // Disables IPv6 first for new links, such as kube-ipvs0, and then for all links.
+    // Disables IPv6 first only for new links such as kube-ipvs0 (`default`), then for all links.
     for (scope, mode) in [("default", IPVS), ("all", IPVS), ("all", IPTABLES)] {
         c.sh(&format!("sysctl -q net.ipv6.conf.{scope}.disable_ipv6=1"))?;
         let said_before = c.said().len();
@@ -39,7 +39,7 @@ pub(crate) fn disabled_ipv6_is_skipped_and_logged_once(c: &mut Cluster) -> Outco
             let answer = c.client.dial(Transport::Tcp, to).timeout(SOON).ask();
             Ok(answer.is_ok_and(|answer| answer.who == "far"))
         })?;
-        // Waits until the daemon has made several periodic checks.
+        // Waits for several periodic checks of the daemon.
         sleep(Duration::from_secs(3));
         ensure!(health(c, "/readyz")? == 200 && health(c, "/healthz")? == 200);
         ensure!(!c.state()?.contains("fd96::"), "nothing is of IPv6");

@@ -1,4 +1,4 @@
-//! Tests that the daemon uses no CPU time while its pending work is blocked.
+//! Tests that a daemon whose pending work is blocked uses no CPU time.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -7,13 +7,13 @@ use anyhow::{Result, ensure};
 use scenarios::{Cluster, Faults, Outcome, Service, ask_json, tcp, udp};
 
 const IDLE: Duration = Duration::from_secs(5);
-/// Maximum CPU time that an idle daemon may use during the check.
+/// Maximum CPU time that an idle daemon may use while the test watches it.
 const MOST: Duration = Duration::from_millis(150);
-/// Maximum CPU time of a daemon that retries a refused restore with back-off: one or two attempts,
-/// each of which starts programs. A retry without pauses would use seconds.
+/// Maximum CPU time of a daemon that retries a failed `iptables-restore` with back-off: one or two
+/// attempts, each of which starts programs. Without pauses, retries would take seconds of CPU time.
 const MOST_WITH_RETRIES: Duration = Duration::from_millis(500);
 
-/// Returns the CPU time of the daemon and of its child processes that have ended.
+/// Returns the CPU time that the daemon and its ended child processes have used.
 fn used(c: &Cluster) -> Result<Duration> {
     Ok(lab::process::cpu(c.daemon_id()?)?)
 }
@@ -23,7 +23,7 @@ fn is_idle(c: &Cluster, about: &str) -> Outcome {
 }
 
 fn uses_at_most(c: &Cluster, about: &str, most: Duration) -> Outcome {
-    // Waits until the daemon has finished its running work and its pending retries.
+    // Gives the daemon time to finish its present work and its pending retries.
     sleep(Duration::from_secs(2));
     let before = used(c)?;
     sleep(IDLE);
@@ -33,12 +33,13 @@ fn uses_at_most(c: &Cluster, about: &str, most: Duration) -> Outcome {
     Ok(())
 }
 
-/// An unreadable object blocks the deletion of two kinds of entries:
+/// Checks that a daemon which may not delete entries is idle. An unreadable object blocks the
+/// deletion of:
 ///
-/// - Entries of another mode. Refused rules of the present mode block this deletion, too.
-/// - Routes to Service addresses, which an earlier daemon added with another `--ipvs-vip-mode`.
+/// - Entries of another mode. Refused rules of the present mode block this deletion as well.
+/// - Routes to Service addresses, from an earlier daemon with another `--ipvs-vip-mode`.
 ///
-/// The daemon does not bind an address that another program has bound.
+/// A third case: the daemon does not bind an address that another program has bound.
 pub(crate) fn blocked_removals_cost_no_cpu_time(c: &mut Cluster) -> Outcome {
     const BROKEN: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: broken\n";
     let web = Service::new("web", "10.96.0.10 fd96::10")
@@ -85,7 +86,8 @@ pub(crate) fn blocked_removals_cost_no_cpu_time(c: &mut Cluster) -> Outcome {
 
     c.delete("broken")?;
     c.await_line("it refuses on purpose")?;
-    // The daemon deletes the other mode's entries only after it has written the new rules.
+    // The daemon deletes entries of the other mode only after it has written these new rules, which
+    // the kernel refuses.
     let external = web.clone().external("192.0.2.20");
     c.apply(&external)?;
     c.await_line("it refuses on purpose")?;
@@ -102,8 +104,9 @@ pub(crate) fn blocked_removals_cost_no_cpu_time(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// An EndpointSlice may contain a broadcast address, but the kernel refuses a destination with this
-/// address. The daemon still adds and removes the Service's other endpoints.
+/// Checks that a refused destination costs no CPU time, and does not block the Service's other
+/// endpoints. The kernel refuses a broadcast address as a destination, but an EndpointSlice may
+/// contain it.
 pub(crate) fn an_endpoint_refused_by_the_kernel_costs_no_cpu_time(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080).named("tcp"))

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use scenarios::{is_module, stories, tell};
 
-/// Time limit of the lab run. Each test has a shorter limit.
+/// Time limit of the whole run in the lab. Each test has its own, shorter limit.
 const LIMIT: Duration = Duration::from_mins(8);
 
 fn main() {

@@ -1,5 +1,5 @@
-//! Tests a kernel that refuses the entries of each Service, and accepts only the entries that all
-//! Services share. The daemon then serves no Service, and must report this.
+//! Tests a kernel that refuses every Service's entries, and accepts only the entries that Services
+//! share. The daemon must report that it serves no Service.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -15,17 +15,18 @@ fn web() -> Service {
         .endpoints("10.244.1.10 10.244.2.10")
 }
 
-/// Returns the time of the last complete sync, or `None` before the first complete sync.
+/// Returns when the daemon's last complete sync was (seconds since 1970), or `None` before the
+/// first.
 fn completed(c: &Cluster) -> Result<Option<f64>> {
     let series = "kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv4\"}";
     metric(c, series)
 }
 
-/// Checks the daemon's reports during a fault:
+/// Checks what the daemon reports while the kernel refuses all Services:
 ///
-/// - The daemon is not ready.
-/// - The daemon is unhealthy after two sync periods.
-/// - The daemon counts no sync as complete.
+/// - `/readyz` fails.
+/// - `/healthz` fails after two sync periods.
+/// - The time of the last complete sync does not change.
 fn is_told(c: &Cluster) -> Outcome {
     let before = completed(c)?;
     let pages = || -> Result<[u16; 2]> { Ok([health(c, "/readyz")?, health(c, "/healthz")?]) };
@@ -47,19 +48,19 @@ fn is_told(c: &Cluster) -> Outcome {
     c.refuses(&c.client, "10.96.0.10:80")
 }
 
-/// Checks that the daemon recovers without help after the end of the fault.
+/// Checks that the daemon recovers by itself once the kernel accepts the entries.
 fn is_over(c: &Cluster, before: Option<f64>) -> Outcome {
     let took = c.until("readiness", || {
         Ok(health(c, "/readyz")? == 200 && health(c, "/healthz")? == 200)
     })?;
     println!("    ready and healthy {took:.1?} after the cause was gone");
-    // The daemon records the end of the sync just after it becomes ready.
+    // The daemon records the end of a sync just after it becomes ready.
     c.until("a sync is complete", || Ok(completed(c)? > before))?;
     c.until_answered(&c.client, "10.96.0.10:80").map(drop)
 }
 
-/// Removes the module of the IPVS scheduler after the daemon has started and before the first
-/// Service. At its start, the daemon checks that the kernel has the scheduler.
+/// Checks a daemon whose virtual servers are all refused. Removes the module of the IPVS scheduler
+/// before the first Service, but after the daemon's start, which checks for the scheduler.
 pub(crate) fn a_node_with_all_virtual_servers_refused_is_not_healthy(c: &mut Cluster) -> Outcome {
     let mut api = c.api_server(true)?;
     api.apply(&web())?;
@@ -77,10 +78,11 @@ pub(crate) fn a_node_with_all_virtual_servers_refused_is_not_healthy(c: &mut Clu
     c.stop()
 }
 
-/// Makes `iptables-restore` refuse every write with chains of Services (`KUBE-SVC-…`).
+/// Checks a daemon whose rules are all refused: `iptables-restore` fails for every input with a
+/// Service's chain (`KUBE-SVC-…`).
 pub(crate) fn a_node_with_all_rules_refused_is_not_healthy(c: &mut Cluster) -> Outcome {
-    // iptables mode binds no Service address on the node. The node's own packets to Services
-    // therefore need a route.
+    // Adds a route for the node's own packets to Services, because iptables mode binds no Service
+    // address.
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
     let faults = Faults::prepare(c)?;

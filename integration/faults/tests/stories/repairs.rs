@@ -1,4 +1,4 @@
-//! Tests repairs of entries that another program removes: the time until the repair, and the log.
+//! Tests how fast the daemon restores entries that another program removes, and what it logs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,9 +15,9 @@ fn web(number: u16) -> Service {
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10")
 }
 
-/// Returns the virtual servers and addresses of both families from `/proc`, without starting a
-/// program. The result omits interface numbers and numbers of connections. If the link is up, the
-/// result includes its link-local address.
+/// Returns the virtual servers and addresses of both IP families, read from `/proc`. Omits
+/// interface numbers and connection counts, which change. Includes the link-local address, which
+/// shows that the link is up.
 fn glance(c: &Cluster) -> Result<String> {
     let read = |file: &str| fs::read_to_string(format!("/proc/thread-self/net/{file}"));
     let files = c
@@ -41,8 +41,8 @@ fn glance(c: &Cluster) -> Result<String> {
     Ok(lines.join("\n"))
 }
 
-/// The kernel sends a notification of each changed entry, except for virtual servers, which the
-/// daemon polls.
+/// Checks that the daemon restores removed entries within seconds. The kernel notifies it of each
+/// removal, except for virtual servers, which it polls.
 pub(crate) fn each_repair_takes_seconds(c: &mut Cluster) -> Outcome {
     const TOLD: Duration = Duration::from_secs(1);
     const GLANCED: Duration = Duration::from_secs(5);
@@ -51,13 +51,12 @@ pub(crate) fn each_repair_takes_seconds(c: &mut Cluster) -> Outcome {
     c.until_served(&web(0))?;
     let flags = "ip -oneline link show dev kube-ipvs0 | grep -o '<.*>'";
     let (whole, link, before) = (c.state()?, c.sh(flags)?, glance(c)?);
-    // A daemon that misses a notification repairs only at its next periodic check. The test waits
-    // long enough to measure such a late repair.
+    // After a lost notification, the daemon repairs only at its next periodic check. The test waits
+    // for that, to report the time.
     c.patience = Duration::from_secs(40);
     let mut late = Vec::new();
-    // `ip address flush` repeats the flush while it still finds addresses. The daemon restores
-    // addresses, so the command would never end. With `-loops 1`, the command fails instead of
-    // repeating.
+    // Runs with `-loops 1`: `ip address flush` otherwise repeats while it finds addresses, and
+    // would never end, because the daemon restores them.
     let flush = "! ip -loops 1 address flush dev kube-ipvs0";
     for (damage, limit) in [
         ("ip address del 10.96.0.10/32 dev kube-ipvs0", TOLD),
@@ -100,8 +99,8 @@ const KINDS: [&str; 8] = [
     "chain",
 ];
 
-/// Returns the number of entries of each kind in a family. `tables` limits rules and chains to a
-/// table (`-t nat`), or is empty for all tables.
+/// Returns the number of kernel entries of each kind in an IP family. `tables` selects a table for
+/// rules and chains (`-t nat`), or is empty for all tables.
 fn held(c: &Cluster, family: &str, tables: &str) -> Result<BTreeMap<&'static str, usize>> {
     let is_six = family == "IPv6";
     let program = if is_six { "ip6tables" } else { "iptables" };
@@ -126,7 +125,7 @@ fn held(c: &Cluster, family: &str, tables: &str) -> Result<BTreeMap<&'static str
     ]))
 }
 
-/// Returns the daemon's count of drifted entries of a kind.
+/// Returns the daemon's counter of drifted entries of one kind in an IP family.
 fn drifted(c: &Cluster, family: &str, kind: &str) -> Result<f64> {
     let kind = kind.replace(' ', "_");
     let series =
@@ -134,11 +133,11 @@ fn drifted(c: &Cluster, family: &str, kind: &str) -> Result<f64> {
     Ok(metric(c, &series)?.unwrap_or(f64::NAN))
 }
 
-/// For each kind of removed entries, the daemon logs one warning with the number of entries and the
-/// first names. The drift counter increases by the same number.
+/// Checks that the daemon logs one warning for each kind of removed entries, with their number and
+/// the first names, and that its drift counter increases by this number.
 pub(crate) fn each_repair_is_logged_once_with_a_count(c: &mut Cluster) -> Outcome {
-    /// Damage in both families: the command, the tables that it affects, and the kinds of entries
-    /// that it removes.
+    /// Damage in both IP families: a command, the option that selects its tables, and the kinds of
+    /// entries that it removes.
     const DAMAGE: [(&str, &str, &[&str]); 4] = [
         ("ipvsadm -C", "", &["virtual server"]),
         (
@@ -175,8 +174,8 @@ pub(crate) fn each_repair_is_logged_once_with_a_count(c: &mut Cluster) -> Outcom
             }
         }
         let said = c.said().lines().count();
-        // Pauses the daemon during the damage, because it could otherwise report the damage in
-        // several parts.
+        // Stops the daemon (SIGSTOP) during the damage, because it could otherwise notice parts of
+        // the damage and log several warnings.
         c.signal(Signal::STOP)?;
         c.sh(damage)?;
         c.signal(Signal::CONT)?;
@@ -189,14 +188,15 @@ pub(crate) fn each_repair_is_logged_once_with_a_count(c: &mut Cluster) -> Outcom
                 .collect()
         };
         c.until("it is told", || Ok(warnings().len() >= FAMILIES.len()))?;
-        // Waits for late warnings.
+        // Waits for warnings that come late.
         std::thread::sleep(Duration::from_secs(2));
         let warnings = warnings();
         for line in &warnings {
             let text = line.split(" changed ").nth(1).unwrap_or(line);
             println!("    {damage:.20}: {text:.150}");
         }
-        // The daemon checks rules and sets separately, so it may log one warning for each.
+        // The daemon checks rules and sets separately, so it may log one warning for each of the
+        // two.
         let most = FAMILIES.len() * if kinds.len() > 1 { 2 } else { 1 };
         ensure!(warnings.len() <= most, "{damage}: {warnings:#?}");
         for (family, kind, gone, before) in wanted {

@@ -1,4 +1,4 @@
-//! Tests that endpoints still change while iptables programs hang or fail.
+//! Tests that the daemon applies changes of endpoints while iptables programs hang or fail.
 
 use std::fs::{self, File};
 use std::net::Ipv4Addr;
@@ -9,21 +9,21 @@ use anyhow::{Result, ensure};
 use lab::less_stalls;
 use scenarios::{ApiServer, Cluster, Faults, Outcome, SOON, Service, health, tcp};
 
-/// Number of Services whose endpoints change in turn.
+/// Number of Services whose endpoints the test changes in turn.
 const SERVICES: u8 = 5;
-/// Pause between two changes of endpoints.
+/// Pause between two changes of an endpoint.
 const PAUSE: Duration = Duration::from_millis(250);
-/// Timeout after which a change of endpoints counts as failed.
+/// Time limit after which a change of an endpoint counts as failed.
 const ENOUGH: Duration = Duration::from_secs(20);
 
-/// Changes of endpoints, made one after another.
+/// State of a test that changes one endpoint after another.
 struct Changes {
     api: ApiServer,
     count: u8,
 }
 
 impl Changes {
-    /// Starts the daemon with an API server and Services of both families.
+    /// Starts the daemon with an API server that has dual-stack Services.
     fn begin(c: &mut Cluster, flags: &[&str]) -> Result<Self> {
         let mut api = c.api_server(true)?;
         for number in 0..SERVICES {
@@ -35,7 +35,8 @@ impl Changes {
         Ok(Self { api, count: 0 })
     }
 
-    /// Gives one Service another IPv4 endpoint. Returns the time until the kernel has the endpoint.
+    /// Gives the next Service a new IPv4 endpoint. Returns the time until the kernel has a
+    /// destination with its address.
     fn make(&mut self, c: &Cluster) -> Result<Duration> {
         let endpoint = Ipv4Addr::new(10, 244, 2, 50 + self.count);
         let service = format!("web{}", self.count % SERVICES);
@@ -52,8 +53,8 @@ impl Changes {
         Ok(began.elapsed())
     }
 
-    /// Makes `count` changes, one after another. Prints and returns the longest time. If a change
-    /// is slow enough to fail the test, makes no further changes.
+    /// Makes `count` changes, one after another. Prints and returns the time of the slowest. Stops
+    /// early if a change is slow enough to fail the test.
     fn make_many(&mut self, c: &Cluster, count: usize, meanwhile: &str) -> Result<Duration> {
         let mut took = Vec::new();
         while took.len() < count && took.last() < Some(&ENOUGH) {
@@ -78,8 +79,8 @@ fn web(number: u8) -> Service {
         .endpoints("10.244.1.10 fd44:1::10")
 }
 
-/// Waits until the kernel has a destination, but at most until `limit`. Reads `/proc` every
-/// millisecond, because starting a program would take longer.
+/// Waits until the kernel has the destination `endpoint`, or until `limit`. Reads `/proc` every
+/// millisecond, because starting `ipvsadm` would take longer.
 fn until_destination(c: &Cluster, endpoint: Ipv4Addr, limit: Instant) -> Result<()> {
     let line = format!("  -> {:08X}:1F90 ", endpoint.to_bits());
     let look = || fs::read_to_string("/proc/thread-self/net/ip_vs");
@@ -92,7 +93,7 @@ fn until_destination(c: &Cluster, endpoint: Ipv4Addr, limit: Instant) -> Result<
     Ok(())
 }
 
-/// Returns true if the rules of a family match external IPs.
+/// Returns true if the kernel has rules for external IPs. `tables` is `iptables` or `ip6tables`.
 fn has_rules_for_external_ips(c: &Cluster, tables: &str) -> Result<bool> {
     let saved = c.sh(&format!("{tables}-$backend-save -t nat"))?;
     Ok(saved
@@ -100,13 +101,13 @@ fn has_rules_for_external_ips(c: &Cluster, tables: &str) -> Result<bool> {
         .any(|line| line.contains("--match-set") && line.contains("EXTERNAL-IP ")))
 }
 
-/// A Service gets an external IP, which needs rules in both families. The daemon cannot write these
-/// rules. In IPv4, another process holds the iptables lock (legacy iptables only). In IPv6,
-/// `ip6tables-restore` hangs.
+/// Adds an external IP, whose rules the daemon cannot write: another process holds the xtables lock
+/// in IPv4 (only with legacy iptables), and `ip6tables-restore` hangs in IPv6. Checks that
+/// endpoints still change quickly.
 pub(crate) fn slow_iptables_programs_do_not_delay_ipv4_endpoints(c: &mut Cluster) -> Outcome {
     const CHANGES: usize = 50;
-    /// Maximum time from a change at the API server until the kernel has it. The aim is 100 ms, but
-    /// the VM's single CPU also starts the programs, and other VMs may run in parallel.
+    /// Maximum time until the kernel has a change of the API server. The aim is 100 ms, but the
+    /// VM's single CPU also starts the iptables programs, and other VMs may run in parallel.
     const LATEST: Duration = Duration::from_millis(400);
     let faults = Faults::prepare(c)?;
     let mut changes = Changes::begin(c, &[])?;
@@ -149,7 +150,8 @@ pub(crate) fn slow_iptables_programs_do_not_delay_ipv4_endpoints(c: &mut Cluster
     c.stop()
 }
 
-/// For more than two check periods, the daemon cannot read the rules.
+/// Makes the rules unreadable for more than two sync periods. Checks that endpoints still change
+/// quickly.
 pub(crate) fn unreadable_rules_do_not_delay_endpoints(c: &mut Cluster) -> Outcome {
     const CHANGES: usize = 20;
     const LATEST: Duration = Duration::from_secs(1);
@@ -163,8 +165,8 @@ pub(crate) fn unreadable_rules_do_not_delay_endpoints(c: &mut Cluster) -> Outcom
             _ => faults.hang(program),
         };
         let at_fault = (fail("iptables save")?, fail("iptables restore")?);
-        // Because of this flush, the kernel sends a notification of changed rules. The daemon must
-        // then read the rules and restore the flushed chain.
+        // After this flush, the kernel notifies the daemon of changed rules. The daemon must read
+        // the rules, and restore the flushed chain.
         c.sh("iptables-$backend -t nat -F KUBE-SERVICES")?;
         let told = || {
             let said = c.said();
@@ -175,7 +177,8 @@ pub(crate) fn unreadable_rules_do_not_delay_endpoints(c: &mut Cluster) -> Outcom
         let told_before = told();
         let longest = changes.make_many(c, CHANGES, &format!("iptables {fault}"))?;
         ensure!(longest < LATEST, "{longest:?}");
-        // A daemon that still waits for a hanging program has logged nothing.
+        // A program that fails causes a log line. A daemon that still waits for a hanging program
+        // has logged none.
         ensure!(
             told() - told_before == usize::from(fault == "fails"),
             "it is told once"

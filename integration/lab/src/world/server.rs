@@ -1,4 +1,12 @@
 //! Test servers, which reply with their name and with the client's address.
+//!
+//! One thread serves all listening sockets and connections of a world.
+//!
+//! - TCP and SCTP: a request is a line, and the reply is the line `NAME PEER_IP:PORT`. Connections
+//!   are persistent, and clients may send several requests without waiting for replies.
+//! - HTTP: a line such as `GET / HTTP/1.1` begins an HTTP request. The server reads the header. The
+//!   body of its response is the reply line.
+//! - UDP: every datagram is a request.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -186,7 +194,7 @@ fn serve(orders: &mpsc::Receiver<(Order, CompletionSender)>, wake: &OwnedFd) {
             )
         }));
         if poll(&mut fds, None).is_err() {
-            continue; // continue; // fails only with EINTR
+            continue; // fails only with EINTR
         }
         let ready: Vec<bool> = fds
             .iter()
