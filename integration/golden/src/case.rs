@@ -1,23 +1,24 @@
-//! A case is a directory with the input of a kube-proxy and the kernel state that results. Usually,
-//! upstream's kube-proxy 1.36.2 has left this state. In a recording, an earlier version of this
-//! program has left it.
+//! A golden case: a directory with the input of a kube-proxy, and with the kernel state that must
+//! result. Upstream's kube-proxy 1.36.2 has left this state; in a recording, an earlier version of
+//! this program has.
 //!
 //! Files of a case:
 //!
-//! - `objects.yaml`: objects of the API server, in addition to `default/kubernetes`.
-//! - `objects-2.yaml`, `-3`, …: all objects of the next phase, which begins when the previous phase
-//!   is settled. All objects change in one step.
-//! - `flags`: additional flags, separated by blanks. Optional.
-//! - `config.yaml`: configuration file instead of flags. `KUBECONFIG` stands for the kubeconfig's
-//!   path.
-//! - `pre.sh`, `pre.nft`, `pre-iptables-save`, `pre-ip6tables-save`: commands to run and state to
-//!   load before the daemon starts.
-//! - One file for each [`Table`]: kernel state at the end. A table without a file is not compared.
-//! - `nft-ip-1`, `nft-ip6-1`, …: kernel state at the end of phase 1. If the file is missing, the
-//!   expected state is the state at the end of the case.
-//! - `writes`: only in a recording, a number of writes. The current version must make this number
-//!   of writes when it starts on the recorded state. So must the recorded version when it starts on
-//!   the current version's state. Without this file, the number is 0.
+//! - `objects.yaml`: objects of the API server in the first phase, besides `default/kubernetes`.
+//! - `objects-2.yaml`, `-3`, …: all objects of the next phase, applied at once when the kernel has
+//!   the state of the phase before.
+//! - `flags`: flags in addition to the default flags, separated by spaces. Optional.
+//! - `config.yaml`: configuration file instead of the flags. In it, `KUBECONFIG` stands for the
+//!   kubeconfig's path. Optional.
+//! - `pre.sh`, `pre.nft`, `pre-iptables-save`, `pre-ip6tables-save`: a script to run, and kernel
+//!   state to load, before the daemon starts. Optional.
+//! - One file for each [`Table`]: dump of the kernel state at the end of the case. The test does
+//!   not compare a table without a file.
+//! - `nft-ip-1`, `nft-ip6-1`, …: dump at the end of phase 1. Without this file, the phase must
+//!   already have the state at the end of the case.
+//! - `writes`: number of writes, only in a recording; 0 without this file. The current version must
+//!   make this many writes when it starts on the recorded state, and the recorded version when it
+//!   starts on the current version's state.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,57 +27,53 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::table::{Dumps, Table};
 
-/// Flag that sets the node's name. The daemon accepts this flag even together with a configuration
-/// file.
+/// Flag with the node's name, which the daemon accepts even with a configuration file.
 pub(crate) const NAME: &str = "--hostname-override=node1";
-/// Default flags of the daemon. The `flags` of a case come after these flags, and override them.
+/// Flags of every case. The file `flags` of a case comes after them, and overrides them.
 const FLAGS: [&str; 3] = [
     NAME,
     "--cluster-cidr=10.244.0.0/16,fd00:244::/56",
     "--conntrack-max-per-core=0",
 ];
-/// Entry in the file `flags` that removes the default value of `--cluster-cidr`.
+/// Entry of the file `flags` that removes the default flag `--cluster-cidr`.
 const NO_CLUSTER_CIDR: &str = "--cluster-cidr=";
 
-/// A case, as read from its directory.
+/// A golden case, as read from its directory.
 #[derive(Debug)]
 pub(crate) struct Case {
     /// Absolute path of the case's directory.
     pub(crate) folder: PathBuf,
-    /// Phases of the case, at least one.
+    /// Phases of the case: at least one.
     pub(crate) phases: Vec<Phase>,
-    /// Flags of the daemon: the default flags, and then the flags of the case.
+    /// Flags of the daemon: the default flags, then those of the case.
     pub(crate) flags: Vec<String>,
     /// Configuration file that replaces the flags, if any.
     pub(crate) config: Option<String>,
     pub(crate) pre: PresetState,
-    /// Expected dumps of all tables after the last phase.
+    /// Expected dumps of all tables at the end of the case.
     pub(crate) expected: Dumps,
-    /// Number of writes that a daemon makes when it starts on the expected state, or on the state of
-    /// the program in `--after`.
+    /// Number of writes that the daemon must make when it starts on the expected state, or on the
+    /// state that the program of `--after` leaves.
     pub(crate) writes: u64,
 }
 
-/// Objects that the API server receives in one step, and the dumps that must result from these
-/// objects.
+/// Objects that the API server gets at once, and the dumps of the kernel state that must result.
 #[derive(Debug)]
 pub(crate) struct Phase {
     pub(crate) objects: String,
-    /// Expected dumps at the end of the phase. Before the last phase, only the dumps of nftables
-    /// mode. In the last phase, all dumps of the case.
+    /// Expected dumps at the end of the phase. The last phase has all dumps of the case; earlier
+    /// phases have only those of nftables mode.
     pub(crate) expected: Dumps,
 }
 
-/// Kernel state that a test creates before it starts the daemon.
+/// Kernel state that a case creates before the daemon starts.
 #[derive(Debug, Default)]
 pub(crate) struct PresetState {
     /// True if the case has a `pre.sh`.
     pub(crate) is_script: bool,
-    /// Content of the case's file `pre.nft`, if the case has one. A test loads it before the daemon
-    /// starts.
+    /// Content of `pre.nft`, a ruleset for `nft -f`.
     pub(crate) nft: Option<String>,
-    /// Leftovers of iptables mode, if the case has any: the contents of `pre-iptables-save` and
-    /// `pre-ip6tables-save`.
+    /// Contents of `pre-iptables-save` and `pre-ip6tables-save`: leftovers of iptables mode.
     pub(crate) iptables: Option<[String; 2]>,
 }
 
@@ -106,7 +103,8 @@ impl Case {
                 expected.insert(table, text);
             }
         }
-        // The dumps are from a newer kernel. Before Linux 5.9, upstream also writes this sysctl.
+        // Adds a line that the dumps lack, because they are from a newer kernel: before Linux 5.9,
+        // upstream sets this sysctl as well.
         if let Some(changes) = expected.get_mut(&Table::SysctlChanges)
             && changes.contains("net/ipv4/vs/conntrack:1")
             && is_before_5_9(&fs::read_to_string("/proc/sys/kernel/osrelease")?)
@@ -155,7 +153,7 @@ impl Case {
         })
     }
 
-    /// Fails if the case has no dump. Such a case would prove nothing.
+    /// Returns an error if the case has no dump, because it would compare nothing.
     pub(crate) fn ensure_comparable(&self) -> Result<()> {
         ensure!(
             !self.expected.is_empty(),
@@ -165,8 +163,8 @@ impl Case {
         Ok(())
     }
 
-    /// Returns one value for IPv4 and one for IPv6. A value is true if `--nodeport-addresses` names
-    /// networks, but none of this family.
+    /// Returns true for each IP family (IPv4, IPv6) whose node ports stay closed, because
+    /// `--nodeport-addresses` names only networks of the other family.
     pub(crate) fn has_no_node_ports(&self) -> [bool; 2] {
         let flag = "--nodeport-addresses=";
         let networks = self
@@ -181,7 +179,7 @@ impl Case {
         [!is_there(false), !is_there(true)]
     }
 
-    /// Returns the names of the directories in `cases`. Each directory is one case.
+    /// Returns the sorted names of the cases, which are the directories in `cases`.
     pub(crate) fn names(cases: &Path) -> Result<Vec<String>> {
         let entries = fs::read_dir(cases)
             .with_context(|| format!("cannot read the directory of cases {}", cases.display()))?;
@@ -201,8 +199,8 @@ impl Case {
         Ok(names)
     }
 
-    /// Returns true if the case needs the kernel's initial network namespace. Only in this
-    /// namespace, the size of the conntrack table is writable.
+    /// Returns true if the case sets the size of the conntrack table, which only a process in the
+    /// kernel's initial network namespace can do.
     pub(crate) fn needs_initial_namespace(&self) -> bool {
         if self.config.is_some() {
             return false;
@@ -226,7 +224,7 @@ fn flags(further: &str) -> Vec<String> {
     common.copied().chain(further).map(str::to_owned).collect()
 }
 
-/// Reports whether a kernel's release, such as `5.4.286`, is before Linux 5.9.
+/// Returns true if a kernel release, such as `5.4.286`, is older than Linux 5.9.
 fn is_before_5_9(release: &str) -> bool {
     let mut numbers = release.trim().split('.').map(str::parse::<u32>);
     match (numbers.next(), numbers.next()) {

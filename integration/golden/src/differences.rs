@@ -1,36 +1,37 @@
-//! Intended differences from upstream that are visible in dumps.
+//! Intended differences between the daemon's and upstream's kernel state.
 //!
-//! Each row of the table changes the expected state of a case if the row's condition holds. The
-//! condition holds only for few cases. The comparison then requires the changed state, so a case
-//! fails if the daemon lacks an intended difference.
+//! Each function in the table below changes the expected state of those cases to which its
+//! difference applies. The comparison requires the changed state, so a case fails if the daemon
+//! lacks an intended difference.
 //!
-//! Two further differences are not visible in dumps:
+//! Two intended differences are not visible in dumps:
 //!
 //! - If two Services claim the same address and port, the older Service gets it. In upstream,
 //!   either Service may get it.
-//! - Our sets grow. Upstream's sets are full at 65,536 entries: upstream logs an error and does not
-//!   serve the remaining entries.
+//! - Our ipsets grow. Upstream's ipsets are full at 65,536 members: upstream logs an error, and
+//!   does not serve the remaining addresses.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::table::{Dumps, Table};
 
-/// Expected lines of a case, by table.
+/// Expected lines of the dumps, by table.
 pub(crate) type Expected = BTreeMap<Table, Vec<String>>;
 
-/// State of the node before the daemon started.
+/// State of the node before the daemon starts, on which expected differences depend.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct InitialState {
-    /// Dumps from before the daemon's start. Empty if the case has no `pre.sh`.
+    /// Dumps from before the daemon's start. Empty if no expectation depends on them.
     pub(crate) dumps: Dumps,
     /// Addresses of the node on all interfaces except `lo` and `kube-ipvs0`.
     pub(crate) node: BTreeSet<String>,
-    /// One value for IPv4 and one for IPv6. A value is true if `--nodeport-addresses` names
-    /// networks, but none of this family.
+    /// True for each IP family (IPv4, IPv6) whose node ports stay closed, because
+    /// `--nodeport-addresses` names only networks of the other family.
     pub(crate) has_no_node_ports: [bool; 2],
 }
 
-/// An intended difference from upstream: changes the expected state if its condition holds.
+/// An intended difference from upstream, as a function that changes the expected state where the
+/// difference applies.
 struct Difference {
     expect: fn(&InitialState, &mut Expected),
 }
@@ -62,7 +63,7 @@ const DIFFERENCES: [Difference; 4] = [
     },
 ];
 
-/// Returns the state that our daemon must leave, given upstream's state `expected`.
+/// Returns the state that our daemon must leave, if upstream leaves `expected`.
 pub(crate) fn ours(before: &InitialState, mut expected: Expected) -> Expected {
     for difference in &DIFFERENCES {
         (difference.expect)(before, &mut expected);
@@ -95,8 +96,8 @@ fn foreign_virtual_servers_survive(before: &InitialState, expected: &mut Expecte
         });
         names.any(|line| members.contains(&line))
     };
-    // A virtual server belongs to the proxy (an earlier run or upstream) in two cases: kube-ipvs0
-    // has its address, or a set of the proxy contains it. Any other virtual server is foreign.
+    // A virtual server belongs to a kube-proxy if kube-ipvs0 has its address, or if a kube-proxy's
+    // ipset contains its address. Any other virtual server is foreign.
     let is_foreign = |server: &Server<'_>| {
         let Server {
             address,
@@ -188,7 +189,7 @@ fn node_ports_stay_closed_without_addresses(before: &InitialState, expected: &mu
             format!("type ipv{version}_addr"),
             "comment \"IPs that accept NodePort traffic\"".to_owned(),
         ];
-        // A listing has its sets last, so this adds the set at the end.
+        // `nft` lists sets of a table after its chains, so the set comes last.
         lines.extend(set.map(|line| format!("set nodeport-ips {line}")));
     }
 }
@@ -198,7 +199,7 @@ pub(crate) fn without_prefix(line: &str) -> String {
     line.split('/').next().unwrap_or_default().to_owned()
 }
 
-/// A virtual server in a line of `ipvsadm -Sn`.
+/// Address, port and protocol of a virtual server, from a line of `ipvsadm -Sn`.
 struct Server<'a> {
     address: &'a str,
     port: &'a str,
@@ -206,7 +207,7 @@ struct Server<'a> {
 }
 
 impl<'a> Server<'a> {
-    /// Parses a line. Returns `None` for a virtual server with a firewall mark.
+    /// Parses a line of `ipvsadm -Sn`. Returns `None` for a virtual server with a firewall mark.
     fn of(line: &'a str) -> Option<Self> {
         let mut words = line.split_whitespace().skip(1);
         let protocol = match words.next()? {

@@ -1,5 +1,5 @@
-//! Reads the kernel state of this network namespace: nf_tables with `nft`, and details of IPVS that
-//! `ipvsadm` does not print.
+//! Reads kernel state of this network namespace: nf_tables tables with `nft`, and properties of
+//! IPVS that `ipvsadm` does not print.
 
 use std::fmt::Write as _;
 use std::process::Command;
@@ -13,23 +13,22 @@ use netlink_batch::{Batch, Reply};
 use crate::scratch::{Scratch, output};
 use crate::table::{Dumps, Table};
 
-/// Version of the `nft` that wrote upstream's dumps. Other versions load the dumps as a slightly
-/// different kernel state.
+/// Version of `nft` that wrote upstream's dumps. Another version loads them as a slightly different
+/// kernel state.
 const REFERENCE: &str = "nftables v1.0.6 ";
-/// Names of the tables that `iptables-nft` uses. The dumps of `iptables-save` contain these tables,
-/// so the dumps of `nft` omit them.
+/// Tables of `iptables-nft`, which `nft` dumps omit, because `iptables-save` dumps contain them.
 const OF_IPTABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
-/// Name of a temporary nftables table. Events about this table show that `nft monitor` works.
+/// Temporary table that the test adds and deletes to get an event from `nft monitor`.
 const MARK: &str = "golden-mark";
-/// Name of the temporary table with which the daemon tests the kernel's features.
+/// Temporary table by which the daemon tests the kernel's features.
 const PROBE: &str = " kube-proxy-probe";
-/// Timeout for `nft monitor` to print an event.
+/// Time limit for `nft monitor` to print an event.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
 
-/// Names of two tables: the shim of IPVS mode, and the redirects of userspace mode.
+/// Tables of the shim of IPVS mode, and of userspace mode's redirects.
 const SHIMS: [&str; 2] = ["kube-proxy-ipvs", "kube-proxy-userspace"];
 
-/// Returns the family and name of every table, such as `ip kube-proxy`.
+/// Returns family and name of every nf_tables table, such as `ip kube-proxy`.
 fn tables() -> Result<Vec<String>> {
     let tables = output(Command::new("nft").args(["list", "tables"]))?;
     let names = tables
@@ -43,8 +42,8 @@ fn listing(table: &str) -> Result<String> {
     output(Command::new("nft").args(words))
 }
 
-/// Dumps the nftables tables of IPVS mode and userspace mode. Returns an empty dump if the kernel
-/// has no nf_tables.
+/// Dumps the nf_tables tables of IPVS mode and userspace mode. Returns an empty dump without such
+/// tables, or without nf_tables.
 pub(crate) fn shims() -> Result<String> {
     let mut dump = String::new();
     for table in tables().unwrap_or_default() {
@@ -58,7 +57,7 @@ pub(crate) fn shims() -> Result<String> {
     Ok(dump)
 }
 
-/// Returns the flags of all virtual servers, and the connection limits of destinations that have
+/// Returns the flags of all virtual servers, and the connection limit of each destination that has
 /// one:
 ///
 /// ```text
@@ -85,8 +84,8 @@ pub(crate) fn details() -> Result<String> {
     Ok(dump)
 }
 
-/// Sets the flags and limits of existing virtual servers from a `dump` in the format of
-/// [`details`].
+/// Sets flags of virtual servers and limits of destinations, both of which must exist, from a
+/// `dump` in the format of [`details`].
 pub(crate) fn set_details(dump: &str) -> Result<()> {
     if dump.is_empty() {
         return Ok(());
@@ -123,7 +122,8 @@ pub(crate) fn set_details(dump: &str) -> Result<()> {
     Ok(())
 }
 
-/// Dumps the tables of nftables mode, and all other tables except those of iptables.
+/// Dumps the tables of nftables mode, and all other nf_tables tables except those of
+/// `iptables-nft`.
 pub(crate) fn dumps() -> Result<Dumps> {
     let mut dumps = Dumps::from(Table::NFT.map(|table| (table, String::new())));
     for name in tables()? {
@@ -138,13 +138,13 @@ pub(crate) fn dumps() -> Result<Dumps> {
     Ok(dumps)
 }
 
-/// Returns the rules of a dump as this `nft` lists them, because versions of `nft` print the same
-/// kernel state differently.
+/// Returns a dump of nf_tables tables as the installed version of `nft` lists them. Loads the dump
+/// in a temporary network namespace.
 pub(crate) fn relisted(scratch: &Scratch, table: Table, file: &str) -> Result<String> {
     if file.is_empty() || !matches!(table, Table::NftIp | Table::NftIp6 | Table::NftShim) {
         return Ok(file.to_owned());
     }
-    // Finds the names of the tables in lines such as `table ip kube-proxy {`.
+    // Finds the tables' names in lines such as `table ip kube-proxy {`.
     let mut script = "nft -f -".to_owned();
     let names = file.lines().filter_map(|line| line.strip_prefix("table "));
     for name in names.map(|name| name.trim_end_matches([' ', '{'])) {
@@ -159,7 +159,7 @@ pub(crate) fn relisted(scratch: &Scratch, table: Table, file: &str) -> Result<St
     .with_context(|| format!("{} does not load", table.file()))
 }
 
-/// Returns true if this `nft` is the version that wrote upstream's dumps.
+/// Returns true if the installed `nft` has the version that wrote upstream's dumps.
 pub(crate) fn is_reference() -> Result<bool> {
     Ok(output(Command::new("nft").arg("--version"))?.starts_with(REFERENCE))
 }
@@ -169,7 +169,7 @@ pub(crate) fn is_reference() -> Result<bool> {
 pub(crate) struct Monitor(Running);
 
 impl Monitor {
-    /// Starts the monitor, and waits until it receives events.
+    /// Starts `nft monitor`, and waits until it prints events.
     pub(crate) fn start() -> Result<Self> {
         let mut command = Command::new("nft");
         command.arg("monitor");
@@ -177,7 +177,7 @@ impl Monitor {
         let deadline = Instant::now() + TOLD_WITHIN;
         loop {
             mark()?;
-            // The last event about the temporary table is its removal.
+            // The deletion of the temporary table is its last event.
             let told = monitor
                 .0
                 .wait_for(&format!("delete table inet {MARK}"), TOLD_WITHIN / 50);
@@ -192,12 +192,12 @@ impl Monitor {
         }
     }
 
-    /// Returns the writes since the start of the monitor, one per line. Each write names the
-    /// program that made it.
+    /// Returns the changes of nf_tables since the start, one per line, with the program that made
+    /// them. Omits the test's and the daemon's temporary tables.
     pub(crate) fn heard(&mut self) -> Result<Vec<String>> {
         mark()?;
         let mut heard = Vec::new();
-        // Lines of the present transaction, which ends with a line that has the new generation.
+        // Lines of the current transaction, whose last line has the new generation.
         let mut transaction = Vec::new();
         loop {
             let line = self

@@ -1,4 +1,4 @@
-//! Golden tests: our daemon must leave the same kernel state as kube-proxy 1.36.2.
+//! Golden tests: our daemon must leave the same kernel state as upstream's kube-proxy 1.36.2.
 //!
 //! ```text
 //!  golden ─┬▶ golden --part ─┬▶ VM: for each case a process in a network namespace ─▶ result
@@ -8,10 +8,10 @@
 //!
 //! A result is `passed`, or the differences.
 //!
-//! - `case.rs`: a case is a directory.
-//! - `node.rs`: a case runs in the environment in which upstream's dumps were made.
-//! - `table.rs` compares the tables, and ignores their random parts.
-//! - `differences.rs` has the intended differences of our daemon.
+//! - `case.rs` reads a case from its directory.
+//! - `node.rs` creates the environment of a case: the one in which upstream's dumps were made.
+//! - `table.rs` compares dumps of the kernel state, without their random parts.
+//! - `differences.rs` lists the intended differences between the daemon and upstream.
 
 mod case;
 mod differences;
@@ -41,14 +41,14 @@ use lab::{Lane, Options, Running};
 use node::{Check, NFTABLES, Node, Program};
 use table::{Dumps, Table};
 
-/// Maximum number of differing lines that the output shows for a table.
+/// Maximum number of differing lines that the program prints for a table.
 const SHOWN: usize = 6;
-/// Maximum number of lines that the output shows for an error. An error may contain the daemon's
+/// Maximum number of lines that the program prints of an error, which may contain the daemon's
 /// whole log.
 pub(crate) const SAID: usize = 20;
-/// Time limit of one case. A case takes about a second.
+/// Time limit for a case, which usually takes a second.
 const CASE_LIMIT: Duration = Duration::from_mins(2);
-/// Time limit for booting a VM, in addition to the limits of the cases.
+/// Time limit for booting a VM, in addition to the time limits of its cases.
 const BOOT_LIMIT: Duration = Duration::from_mins(1);
 
 /// Compares the kernel state that the daemon leaves with the state that upstream's kube-proxy left,
@@ -106,7 +106,7 @@ fn main() -> ExitCode {
     lab::maybe_init();
     let mut arguments = Arguments::parse();
     if let Some(folder) = &mut arguments.record {
-        // The lab's guests need absolute paths.
+        // Makes paths absolute, because the process in the lab has another working directory.
         let absolute = fs::create_dir_all(&*folder).and_then(|()| folder.canonicalize());
         match absolute {
             Ok(absolute) => *folder = absolute,
@@ -131,7 +131,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Numbers of passed, skipped and failed cases.
+/// Number of cases that passed, were skipped or failed.
 #[derive(Debug, Default)]
 struct Score {
     passed: usize,
@@ -150,7 +150,7 @@ impl fmt::Display for Score {
 }
 
 impl Arguments {
-    /// Runs all cases, from outside the lab. Returns true if they have all passed.
+    /// Runs all cases in the lab. This process is outside of it. Returns true if all have passed.
     fn compare(&self) -> Result<bool> {
         let cases = self
             .cases
@@ -168,8 +168,8 @@ impl Arguments {
         let mut shared = Vec::new();
         let mut alone = Vec::new();
         for name in names {
-            // Treats a directory without a valid case like any other case. Its run in the lab then
-            // fails and names the directory.
+            // A directory that is no valid case is sent to the lab like any other: its run fails
+            // there, and names the directory.
             let is_alone =
                 Case::read(&cases.join(&name)).is_ok_and(|case| case.needs_initial_namespace());
             if is_alone { &mut alone } else { &mut shared }.push(name);
@@ -202,7 +202,7 @@ impl Arguments {
         Ok(score.failed == 0)
     }
 
-    /// Returns the flags that this program passes to the processes that it starts for cases.
+    /// Returns the flags that this program passes on to each process that it starts for cases.
     fn further(&self) -> Vec<OsString> {
         let mut flags: Vec<OsString> = Vec::new();
         flags.extend(self.adopt.then(|| "--adopt".into()));
@@ -217,7 +217,7 @@ impl Arguments {
         flags
     }
 
-    /// Returns the options of the lab that runs the cases.
+    /// Returns the options for runs in the lab. nftables mode needs a kernel with nf_tables.
     fn place(&self) -> Result<Options> {
         let given = Options::from_env();
         if self.mode != NFTABLES {
@@ -231,9 +231,11 @@ impl Arguments {
         Ok(options)
     }
 
-    /// Distributes the cases over as many processes as there are CPUs, because a VM uses one CPU.
+    /// Distributes the cases over `guests` processes, each of which boots its own VM, because a VM
+    /// uses only one CPU. Returns true if all cases have passed.
     fn part_by_part(&self, names: &[String], guests: usize) -> Result<bool> {
-        // The size of a part is even, so that both cases of a pair are in the same part.
+        // Each process gets an even number of cases, so that pairs of cases (see [`Self::next`])
+        // stay together.
         let size = names.len().div_ceil(guests).next_multiple_of(2);
         let mut parts = Vec::new();
         for names in names.chunks(size) {
@@ -265,14 +267,14 @@ impl Arguments {
             let of_part = lines.join().unwrap_or_default();
             score.passed += of_part.passed;
             score.skipped += of_part.skipped;
-            // A case without a result counts as failed.
+            // A case for which the process has printed no result has failed.
             score.failed += count - of_part.passed - of_part.skipped;
         }
         println!("{score}");
         Ok(score.failed == 0)
     }
 
-    /// Runs cases in the lab, and counts their results.
+    /// Runs cases in one VM of the lab, and adds their results to `score`.
     fn send(
         &self,
         options: &Options,
@@ -336,8 +338,8 @@ impl Arguments {
         Ok(())
     }
 
-    /// Runs each case in a separate process, so that cases do not affect each other. This function
-    /// runs inside the lab.
+    /// Runs each case in its own process, so that no case affects another. This process is already
+    /// in the lab.
     fn in_lab(&self, verdicts: &Path) -> Result<()> {
         ensure!(lab::in_lab(), "--verdicts is for the lab");
         let mut file = fs::File::options()
@@ -360,12 +362,11 @@ impl Arguments {
         Ok(())
     }
 
-    /// Returns the case that follows on the same node after the case at `index`, if any. Cases form
-    /// pairs. The first case of a pair starts on upstream's state. The second case starts on the
-    /// final state of the first case.
+    /// Returns the case that runs after the case at `index` on the same node, if any. With
+    /// `--adopt`, cases form pairs: the first starts on upstream's state, the second on the state
+    /// that the first leaves.
     fn next(&self, index: usize) -> Option<&str> {
-        // Skips cases that create kernel state before the daemon starts, such as state of other
-        // programs.
+        // A pair must not contain a case that creates kernel state before the daemon starts.
         let is_plain = |name: &&String| {
             Case::read(&self.cases.join(name)).is_ok_and(|case| case.pre.is_none())
         };
@@ -381,7 +382,8 @@ impl Arguments {
         is_given.then_some(next.as_str())
     }
 
-    /// Runs a case in a separate process. Returns the process's output: the differences.
+    /// Runs a case in its own process and network namespace. Returns the differences that the
+    /// process prints.
     fn apart(&self, name: &str, next: Option<&str>) -> Result<String> {
         let own = std::env::current_exe()?;
         let mut command = if self.initial {
@@ -414,8 +416,8 @@ impl Arguments {
         Ok(output.stdout)
     }
 
-    /// Runs the case in this network namespace. Prints the differences. Returns true if the case
-    /// has no differences.
+    /// Runs one case in the network namespace of this process. Prints the differences, and returns
+    /// true if there are none.
     fn here(&self) -> Result<bool> {
         ensure!(lab::in_lab(), "--here is for the lab");
         let read = |name: &String| Case::read(&self.cases.join(name));
@@ -431,11 +433,11 @@ impl Arguments {
             return record::record(&node, &case, folder).map(|()| true);
         }
         case.ensure_comparable()?;
-        // If `--nodeport-addresses` names networks of only one family, our daemon's state
-        // intentionally differs from upstream's.
+        // With node ports in only one IP family, our daemon intentionally leaves another state than
+        // upstream.
         let is_otherwise = case.has_no_node_ports().contains(&true);
         let (mut before, check, phases) = if self.adopt {
-            // Upstream's dumps are the state at the end of the last phase, so only this phase runs.
+            // Upstream's dumps show the state after the last phase, so only this phase runs.
             let last = case.phases.len().saturating_sub(1);
             let check = if self.upstream {
                 Check::Unasked
@@ -459,8 +461,8 @@ impl Arguments {
             let before = before.clone();
             let node = &node;
             move |phase: &Phase, found: &Dumps| match check {
-                // Here, the daemon must change the recorded state. So its dumps differ from the
-                // recording, and the test compares only the number of writes.
+                // The daemon must change the recorded state, so its dumps cannot equal the
+                // recording. The test compares only the number of writes.
                 Check::Writes(_) => String::new(),
                 _ if self.after.is_some() => changes(&before.dumps, found),
                 _ => differing(node, phase, &before, found),
@@ -495,7 +497,7 @@ impl Arguments {
     }
 }
 
-/// Returns the changes of the proxy's own tables, table by table.
+/// Returns the differences between two dumps of the proxy's own tables, table by table.
 fn changes(before: &Dumps, after: &Dumps) -> String {
     let mut text = String::new();
     for (table, after) in after.iter().filter(|(table, _)| table.is_recorded()) {
@@ -509,7 +511,7 @@ fn changes(before: &Dumps, after: &Dumps) -> String {
     text
 }
 
-/// Appends the differing lines of a table to `text`, at most [`SHOWN`] of them.
+/// Appends `lines`, the differing lines of a table, to `text`. Appends at most [`SHOWN`] lines.
 fn add_lines(text: &mut String, table: Table, lines: &[String]) {
     if lines.is_empty() {
         return;
@@ -523,7 +525,8 @@ fn add_lines(text: &mut String, table: Table, lines: &[String]) {
     }
 }
 
-/// Returns the differences from the expected state, table by table.
+/// Returns the differences between the dumps `found` and the expected state of a phase, table by
+/// table.
 fn differing(node: &Node<'_>, phase: &Phase, before: &InitialState, found: &Dumps) -> String {
     let mut expected = BTreeMap::new();
     for (table, dump) in &phase.expected {
@@ -532,7 +535,7 @@ fn differing(node: &Node<'_>, phase: &Phase, before: &InitialState, found: &Dump
             Err(error) => return format!("  {error:#}\n"),
         };
     }
-    // The daemon must not change tables of other programs.
+    // The daemon must not change nf_tables tables of other programs.
     if let Some(others) = before.dumps.get(&Table::NftOthers) {
         expected.insert(Table::NftOthers, Table::NftOthers.clean(others));
     }
@@ -550,7 +553,7 @@ fn differing(node: &Node<'_>, phase: &Phase, before: &InitialState, found: &Dump
     text
 }
 
-/// Returns the last lines of a text, indented.
+/// Returns the last [`SAID`] lines of a text, indented.
 fn indented(text: &str) -> String {
     let lines: Vec<&str> = text.lines().collect();
     let first = lines.len().saturating_sub(SAID);
@@ -564,8 +567,8 @@ fn indented(text: &str) -> String {
     .collect()
 }
 
-/// Returns options for a kernel that is discarded after the run: the lab's VM, never the user's
-/// kernel. If there is no VM, returns the reason as an error.
+/// Returns options for the lab that select a VM, because the test changes the kernel's state.
+/// Returns the reason if there is no VM.
 fn throw_away_kernel() -> Result<Options, String> {
     let given = Options::from_env();
     let options = match given.lane {

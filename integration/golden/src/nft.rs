@@ -1,16 +1,16 @@
-//! Normalizes the listing that `nft` prints for a table.
+//! Converts the listing of a table that `nft` prints into lines that can be compared.
 //!
-//! Each line begins with the name of its set, map or chain. The lines of sets and maps are sorted.
-//! Rules keep their order.
+//! Each line begins with its set, map or chain. Lines of sets and maps are sorted; rules keep their
+//! order.
 
 use std::collections::BTreeSet;
 
-/// Returns the relevant lines of `nft -s list table F kube-proxy` in a canonical order. Returns no
-/// lines if the table does not exist.
+/// Returns the relevant lines of `nft -s list table FAMILY kube-proxy` in a canonical order.
+/// Returns no lines if the table does not exist.
 pub(crate) fn table(listing: &str) -> Vec<String> {
     let mut blocks: Vec<Block> = Vec::new();
     let mut lines = Vec::new();
-    // Text of an element list so far, if the list continues on the next line.
+    // Start of a list of elements that continues on the next line of the listing.
     let mut open: Option<String> = None;
     let mut is_inside = false;
     for line in listing.lines().map(str::trim) {
@@ -67,17 +67,17 @@ pub(crate) fn table(listing: &str) -> Vec<String> {
     lines
 }
 
-/// A set, map or chain of the table.
+/// A set, map or chain in the listing of a table.
 #[derive(Debug)]
 struct Block {
-    /// Kind and name: `set cluster-ips`.
+    /// Kind and name of the set, map or chain, such as `set cluster-ips`.
     name: String,
     lines: Vec<String>,
     elements: Vec<String>,
 }
 
 impl Block {
-    /// Adds the elements of a list, up to its closing brace.
+    /// Adds the elements of a set or map from `text`, which may end with the closing brace.
     fn elements(&mut self, text: &str) {
         let text = text.trim().trim_end_matches('}');
         let mut element = String::new();
@@ -96,7 +96,7 @@ impl Block {
         }
     }
 
-    /// Returns the names of the chains to which this set, map or chain jumps.
+    /// Returns the names of the chains to which the rules or elements jump.
     fn targets(&self) -> impl Iterator<Item = &str> {
         let texts = self.lines.iter().chain(&self.elements);
         texts.flat_map(|text| {
@@ -116,9 +116,9 @@ fn is_block(name: &str) -> bool {
         .any(|kind| name.starts_with(kind))
 }
 
-/// Returns the Service chains that are empty and that no rule or map element references. Upstream
-/// deletes such chains at a sync at least one second later. The comparison ignores them, because an
-/// immediate deletion is correct, too.
+/// Returns the names of Service chains that are empty, and to which no rule or element jumps. The
+/// comparison ignores them: upstream deletes them only a second later, and an earlier deletion is
+/// correct.
 fn stale(blocks: &[Block]) -> BTreeSet<String> {
     let targets: BTreeSet<&str> = blocks.iter().flat_map(Block::targets).collect();
     let is_stale = |block: &&Block| {
@@ -130,8 +130,8 @@ fn stale(blocks: &[Block]) -> BTreeSet<String> {
     stale.map(|block| block.name.clone()).collect()
 }
 
-/// Removes braces around a single element: `ip daddr { 10.96.0.0/12 } drop` → `ip daddr
-/// 10.96.0.0/12 drop`. Some versions of `nft` print no braces here. The meaning is the same.
+/// Removes the braces around a single address, which some versions of `nft` omit:
+/// `ip daddr { 10.96.0.0/12 } drop` → `ip daddr 10.96.0.0/12 drop`.
 fn without_braces(rule: &str) -> String {
     let Some((before, rest)) = rule.split_once("daddr { ") else {
         return rule.to_owned();

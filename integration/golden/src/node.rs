@@ -1,5 +1,5 @@
-//! The environment of a case: the network namespace of this process is node1. The daemon runs on
-//! node1.
+//! Environment in which a case runs: the network namespace of this process is the node `node1`, on
+//! which the daemon runs.
 //!
 //! ```text
 //!  this namespace                          another namespace
@@ -26,51 +26,50 @@ use crate::scratch::{Peer, Scratch, finished, output};
 use crate::table::{Dumps, Table};
 use crate::{SAID, kernel};
 
-/// Timeout for the daemon's first sync, on a loaded machine.
+/// Time limit for the daemon's first sync, even on a busy machine.
 const SYNCED_WITHIN: Duration = Duration::from_secs(30);
-/// Timeout for one command to exit.
+/// Time limit for a command, such as `kube-proxy check`.
 const DONE_WITHIN: Duration = Duration::from_secs(20);
-/// Timeout for the tables to reach the state of a phase.
+/// Time limit for the kernel to reach the expected state of a phase.
 const SETTLED_WITHIN: Duration = Duration::from_secs(15);
 const GLANCE: Duration = Duration::from_millis(50);
-/// Time without a change of the tables after which a phase is over.
+/// Time for which the tables must keep the expected state at the end of a phase.
 const QUIET: Duration = Duration::from_millis(300);
-/// Like [`QUIET`], for upstream's kube-proxy. Upstream pauses for at least 1 s between two syncs.
-/// Upstream's sync deletes stale entries only if they are at least 1 s old.
+/// [`QUIET`] for upstream's kube-proxy, which waits at least 1 s between two syncs, and deletes
+/// stale entries only in a sync at least 1 s after they became stale.
 const UPSTREAMS_QUIET: Duration = Duration::from_millis(2500);
-/// Head start of `ServiceCIDR`s before Services in runs of upstream's kube-proxy, which does not
-/// wait for `ServiceCIDR`s. When the dumps were made, it had received `ServiceCIDR`s first.
+/// Delay between `ServiceCIDR`s and Services for upstream's kube-proxy, which does not wait for
+/// `ServiceCIDR`s. When the dumps were made, it received `ServiceCIDR`s first.
 const UPSTREAMS_HEAD_START: Duration = Duration::from_millis(500);
-/// Timeout for the daemon to listen on a health-check node port after its first sync.
+/// Time limit for the daemon to listen on a health-check node port, after its first sync.
 const LISTENS_WITHIN: Duration = Duration::from_secs(2);
 
 const NODE_IPS: [&str; 2] = ["192.168.99.10", "fd00:99::10"];
-/// Modules to load before the test first reads the kernel settings, because some modules add
-/// settings. The same modules were loaded for upstream's dumps.
+/// Modules to load before the test reads the sysctls for the first time, because some modules add
+/// sysctls. Upstream's dumps were made with the same modules.
 const MODULES: [&str; 5] = ["ipv6", "veth", "dummy", "nf_conntrack", "nfnetlink_acct"];
-/// Kernel module that IPVS mode needs.
+/// Module that IPVS mode needs.
 const IPVS: &str = "ip_vs";
-/// Names of the nfacct objects of iptables mode. An nfacct object must exist before a rule that
-/// uses it.
+/// Names of the nfacct objects that iptables mode uses. The kernel refuses a rule whose nfacct
+/// object does not exist.
 const COUNTERS: [&str; 2] = [
     "ct_state_invalid_dropped_pkts",
     "localhost_nps_accepted_pkts",
 ];
-/// Kernel settings that a network namespace may inherit from the machine. A case starts with the
-/// value 0 for each of them.
+/// Sysctls that a network namespace may inherit from the machine. A case sets them to 0 at first.
 const OFF: [&str; 2] = ["net/ipv4/ip_forward", "net/ipv4/conf/all/route_localnet"];
 
-/// Arguments of `ip route` that select the local routes of a proxy.
+/// Arguments of `ip route` that select a kube-proxy's local routes by their protocol.
 const ROUTES: &str = "table local proto 107";
 
-/// A kube-proxy to start: this project's or upstream's binary, and its mode.
+/// A kube-proxy binary (ours or upstream's), and the mode in which it runs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Program<'a> {
     pub(crate) file: &'a Path,
     /// Value of `--proxy-mode`.
     pub(crate) mode: &'a str,
-    /// True for upstream's kube-proxy, which lacks our additional flags and does not log the end of
-    /// a sync.
+    /// True for upstream's kube-proxy, which lacks our own flags, and does not log the end of a
+    /// sync.
     pub(crate) is_upstream: bool,
 }
 
@@ -93,42 +92,43 @@ impl Program<'_> {
 /// Value of `--proxy-mode` for nftables mode.
 pub(crate) const NFTABLES: &str = "nftables";
 
-/// Function that compares the dumps of a phase with the expected dumps, and returns the
-/// differences.
+/// Function that compares the dumps at the end of a phase with the expected dumps. Returns the
+/// differences as text, empty if there are none.
 type Judge<'a> = dyn Fn(&Phase, &Dumps) -> String + 'a;
 
-/// Number of writes that `kube-proxy check` must predict before a start. The daemon must then make
-/// this number of writes.
+/// Number of writes that `kube-proxy check` must predict before the daemon starts. The daemon must
+/// then make the same number of writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Check {
-    /// No prediction: the test does not run `check`.
+    /// Any number: the test does not run `kube-proxy check`.
     Unasked,
-    /// No write, because the kernel already has the wanted state.
+    /// No writes, because the kernel already has the wanted state.
     Nothing,
     /// Exactly this number of writes, at least one.
     Writes(u64),
-    /// At least one write, because the kernel's state differs from the wanted state.
+    /// At least one write, because the kernel does not have the wanted state.
     Any,
 }
 
-/// The node `node1`, whose network namespace is that of this process.
+/// The node `node1`, in the network namespace of this process.
 #[derive(Debug)]
 pub(crate) struct Node<'a> {
     program: Program<'a>,
     is_initial: bool,
     scratch: Scratch,
     _peer: Peer,
-    /// Kernel settings from before the first proxy started.
+    /// Sysctls below `/proc/sys/net` before the first kube-proxy started.
     settings: BTreeMap<String, String>,
-    /// Expected dumps in the format of this version of `nft`. The keys are the original dumps.
+    /// Dumps as this version of `nft` lists them, by the original dump.
     relisted: RefCell<BTreeMap<String, String>>,
 }
 
 impl<'a> Node<'a> {
-    /// Creates the node. `is_initial` is true if this is the kernel's initial network namespace.
+    /// Prepares the node in this network namespace. `is_initial` is true if it is the kernel's
+    /// initial one.
     pub(crate) fn new(program: Program<'a>, is_initial: bool) -> Result<Self> {
         let scratch = Scratch::new()?;
-        // Ignores errors, because built-in modules need no loading.
+        // Ignores errors, because modules may be built in.
         let ipvs = (!program.is_nftables()).then_some(IPVS);
         let _ = finished(
             Command::new("modprobe")
@@ -141,8 +141,8 @@ impl<'a> Node<'a> {
             set(key, "0")?;
         }
         if is_initial {
-            // By default, the size of the conntrack hash table depends on the VM's memory. A fixed
-            // size gives the same result in every VM.
+            // Sets a fixed size for the conntrack hash table, which otherwise depends on the VM's
+            // memory and would differ between VMs.
             let size = "/sys/module/nf_conntrack/parameters/hashsize";
             fs::write(size, "65536").with_context(|| format!("cannot write {size}"))?;
         }
@@ -156,12 +156,13 @@ impl<'a> Node<'a> {
         })
     }
 
-    /// Returns true if the program is upstream's kube-proxy. The test then expects no differences.
+    /// Returns true if the program is upstream's kube-proxy, which must leave exactly the dumps.
     pub(crate) fn is_upstream(&self) -> bool {
         self.program.is_upstream
     }
 
-    /// Creates the case's kernel state from before the daemon's start, if the case has any.
+    /// Creates the kernel state of the case's `pre` files. Returns the state of the node before the
+    /// daemon starts.
     pub(crate) fn prepare(&self, case: &Case) -> Result<InitialState> {
         let PresetState {
             is_script,
@@ -177,7 +178,8 @@ impl<'a> Node<'a> {
         if let Some([ip, ip6]) = iptables {
             self.restore("iptables", ip)?;
             self.restore("ip6tables", ip6)?;
-            // iptables mode sets this sysctl and never resets it.
+            // Sets the sysctl that iptables mode has left: it sets the value 1, and never resets
+            // it.
             set("net/ipv4/conf/all/route_localnet", "1")?;
         }
         let mut before = InitialState {
@@ -202,11 +204,13 @@ impl<'a> Node<'a> {
         output(&mut shell).map(drop)
     }
 
-    /// Loads a dump of `iptables-save` or `ip6tables-save` into the kernel.
+    /// Loads a dump of `iptables-save` or `ip6tables-save` into the kernel. `tables` is `iptables`
+    /// or `ip6tables`.
     fn restore(&self, tables: &str, dump: &str) -> Result<()> {
         for counter in COUNTERS {
             if dump.contains(counter) {
-                // The nfacct counter may already exist, because IPv4 and IPv6 share the counters.
+                // Ignores an error, because the nfacct object may exist: rules of IPv4 and IPv6
+                // share it.
                 finished(Command::new("nfacct").args(["add", counter]))?;
             }
         }
@@ -215,7 +219,8 @@ impl<'a> Node<'a> {
             .feed(&format!("{tables}-{backend}-restore"), dump)
     }
 
-    /// Loads the kernel state that upstream left for a case, with an operator's tools.
+    /// Loads the dumps of a case into the kernel with the usual tools (`ip`, `ipset restore`,
+    /// `nft -f`, …). Returns the state of the node before the daemon starts.
     pub(crate) fn load(&self, case: &Case) -> Result<InitialState> {
         let dump = |table: Table| case.expected.get(&table).map_or("", String::as_str);
         let (created, added): (Vec<&str>, Vec<&str>) = dump(Table::IpsetSave)
@@ -224,7 +229,7 @@ impl<'a> Node<'a> {
         let sets = [created, added, vec![""]].concat().join("\n");
         let addresses = dump(Table::KubeIpvs0Addresses);
         let mut links = String::new();
-        // In IPVS mode, the dump always has an address.
+        // Creates kube-ipvs0 if the dump has an address on it, as it always has in IPVS mode.
         if !addresses.is_empty() {
             links.push_str("link add kube-ipvs0 type dummy\n");
         }
@@ -263,8 +268,8 @@ impl<'a> Node<'a> {
         self.settle(None, case)?;
         let mut dumps = case.expected.clone();
         if self.program.is_nftables() {
-            // In nftables mode, the case's script creates the node's addresses. In other modes, the
-            // script creates no state that must stay.
+            // In nftables mode, the case's script adds the node's addresses. In other modes,
+            // nothing that it creates may remain.
             if case.pre.is_script {
                 self.run_script(case)?;
             }
@@ -277,8 +282,8 @@ impl<'a> Node<'a> {
         })
     }
 
-    /// Runs another kube-proxy of the same mode with all phases of a case. Returns the state that it
-    /// leaves.
+    /// Runs another kube-proxy of the same mode (`earlier`) through all phases of a case. Returns
+    /// the state that it leaves.
     pub(crate) fn run_before(&self, earlier: &Path, case: &Case) -> Result<InitialState> {
         let mut before = self.prepare(case)?;
         let program = Program {
@@ -291,8 +296,8 @@ impl<'a> Node<'a> {
         Ok(before)
     }
 
-    /// Writes the kernel settings that upstream left for `case`. First resets the settings of the
-    /// previous case `before`, because no proxy resets settings.
+    /// Sets the sysctls and IPVS timeouts that upstream left for `case`. Before that, resets the
+    /// sysctls of the previous case `before`, because no kube-proxy resets them.
     pub(crate) fn settle(&self, before: Option<&Case>, case: &Case) -> Result<()> {
         let changes = |case: &Case| -> Result<Vec<(String, String)>> {
             let lines = case
@@ -312,7 +317,7 @@ impl<'a> Node<'a> {
         for (key, value) in changes(case)? {
             set(&key, &value)?;
         }
-        // The dump has the form `Timeout (tcp tcpfin udp): 900 120 300` (seconds).
+        // Form of the dump, in seconds: `Timeout (tcp tcpfin udp): 900 120 300`.
         let timeouts = case.expected.get(&Table::IpvsTimeouts);
         if let Some((_, seconds)) = timeouts.and_then(|line| line.split_once(": ")) {
             let mut command = Command::new("ipvsadm");
@@ -321,9 +326,8 @@ impl<'a> Node<'a> {
         Ok(())
     }
 
-    /// Starts the daemon with the objects and flags of a case, runs all phases, and stops the
-    /// daemon. Stops early after a phase with differences. Returns the final state and the
-    /// differences.
+    /// Starts the daemon with the flags of a case, runs it through `phases`, and stops it. Stops
+    /// early after a phase with differences. Returns the final dumps, and the differences.
     pub(crate) fn serve(
         &self,
         case: &Case,
@@ -381,12 +385,12 @@ impl<'a> Node<'a> {
             daemon.said()
         );
 
-        // The next case begins with this final state.
+        // Dumps the final state, on which the next case may start.
         found.extend(self.program.dumps()?);
         let after = settings(Path::new("/proc/sys/net"))?;
         let is_changed = |(key, value): &(&String, &String)| {
-            // Only a process in the kernel's initial network namespace can write this setting. In
-            // any other namespace, a change of the setting is not the daemon's.
+            // Only a process in the kernel's initial network namespace can change this sysctl. In
+            // any other, the change is not the daemon's.
             let is_ours = self.is_initial || *key != "net/netfilter/nf_conntrack_max";
             is_ours && self.settings.get(*key).is_some_and(|old| old != *value)
         };
@@ -401,8 +405,8 @@ impl<'a> Node<'a> {
         Ok((found, differing))
     }
 
-    /// Returns an expected dump as this `nft` lists it, because versions of `nft` print the same
-    /// kernel state differently.
+    /// Returns a dump of a case as the installed version of `nft` lists it, because versions of
+    /// `nft` list the same kernel state differently.
     pub(crate) fn relisted(&self, table: Table, dump: &str) -> Result<String> {
         if let Some(listing) = self.relisted.borrow().get(dump) {
             return Ok(listing.clone());
@@ -414,8 +418,8 @@ impl<'a> Node<'a> {
         Ok(listing)
     }
 
-    /// Starts the daemon. Waits until the daemon has logged the first sync of each family. Does not
-    /// wait for upstream's kube-proxy, which does not log syncs.
+    /// Starts the daemon, and waits until it has logged the first sync of each IP family. For
+    /// upstream's kube-proxy, which logs no sync, does not wait.
     fn start(
         &self,
         program: Program<'_>,
@@ -474,7 +478,7 @@ impl<'a> Node<'a> {
         if is_upstream {
             return Ok(daemon);
         }
-        // On a node without IPv6, the case expects no IPv6 table.
+        // A case with a dump of only the IPv4 table runs on a node without IPv6.
         let nft = [Table::NftIp, Table::NftIp6].map(|table| case.expected.contains_key(&table));
         let families = if nft == [true, false] { 1 } else { 2 };
         let mut written = 0;
@@ -483,8 +487,8 @@ impl<'a> Node<'a> {
             written += writes(&line).with_context(|| format!("how many writes: {line}"))?;
         }
         if let Some(foretold) = foretold {
-            // In nftables mode, `check` predicts the number of transactions, but the log has the
-            // number of changes. The test can only compare whether both are 0.
+            // In nftables mode, `check` predicts the number of transactions, but the daemon logs
+            // the number of changes. So the test only compares whether both are 0.
             let is_so = if self.program.is_nftables() {
                 (written == 0) == (foretold == 0)
             } else {
@@ -498,9 +502,9 @@ impl<'a> Node<'a> {
         Ok(daemon)
     }
 
-    /// Waits until the tables have the state of a phase and keep it, or until the timeout. Returns
-    /// the differences. In modes other than nftables mode, the test compares only the state at the
-    /// end of the case.
+    /// Waits until the nftables tables have the expected state of a phase and keep it, or until the
+    /// timeout. Returns the differences. In other modes, returns no differences at once, because
+    /// the test compares only the state at the end of the case.
     fn settled(&self, phase: &Phase, judge: &Judge<'_>) -> Result<String> {
         if !self.program.is_nftables() {
             return Ok(String::new());
@@ -525,7 +529,7 @@ impl<'a> Node<'a> {
     }
 }
 
-/// Returns the last lines of a text.
+/// Returns the last [`SAID`] lines of a text, indented.
 fn last_of(text: &str) -> String {
     let lines: Vec<&str> = text.lines().collect();
     let first = lines.len().saturating_sub(SAID);
@@ -533,7 +537,7 @@ fn last_of(text: &str) -> String {
     lines.flat_map(|line| ["    ", line, "\n"]).collect()
 }
 
-/// Returns the options of the API server with which upstream's dumps were made.
+/// Returns the options of the API server for which upstream's dumps were made.
 fn options() -> Options {
     Options {
         kubernetes_service: true,
@@ -542,7 +546,8 @@ fn options() -> Options {
     }
 }
 
-/// Replaces the objects of an API server with the objects of a phase.
+/// Changes the objects of the API server into those of a phase. Deletes objects that the phase
+/// lacks.
 fn give(server: &Server, phase: &Phase) -> Result<()> {
     let wanted = Cluster::new(&options());
     wanted.apply_yaml(&phase.objects)?;
@@ -566,7 +571,7 @@ fn give(server: &Server, phase: &Phase) -> Result<()> {
             }
         }
     }
-    // Unchanged objects cause no watch event.
+    // Objects that are equal already do not change, and cause no watch event.
     cluster.apply_yaml(&phase.objects)?;
     Ok(())
 }
@@ -575,7 +580,7 @@ fn set(key: &str, value: &str) -> Result<()> {
     fs::write(Path::new("/proc/sys").join(key), value).with_context(|| format!("cannot set {key}"))
 }
 
-/// Returns the node's addresses on all interfaces except `lo` and `kube-ipvs0`.
+/// Returns the node's addresses, except those of `lo` and `kube-ipvs0`.
 fn node_addresses() -> Result<BTreeSet<String>> {
     let addresses = addresses_on(|device| !matches!(device, "lo" | "kube-ipvs0"))?;
     Ok(addresses
@@ -584,8 +589,8 @@ fn node_addresses() -> Result<BTreeSet<String>> {
         .collect())
 }
 
-/// Returns the number of writes that `check` predicts for both families. If `is_wanted` is set, the
-/// kernel has the wanted state, so any predicted write is an error.
+/// Runs `kube-proxy check`. Returns the number of writes that it predicts for both IP families. If
+/// the kernel has the wanted state (`is_wanted`), any predicted change is an error.
 fn foretold(check: &mut Command, is_wanted: bool) -> Result<u64> {
     let (_, stdout, stderr) = finished(check)?;
     let answer: Value = serde_json::from_str(&stdout)
@@ -599,15 +604,15 @@ fn foretold(check: &mut Command, is_wanted: bool) -> Result<u64> {
     Ok(of("/writes/IPv4") + of("/writes/IPv6"))
 }
 
-/// Checks the output of `diff`. If the kernel has the wanted state, `diff` must print nothing and
-/// exit with 0. Otherwise it must print the differences and exit with 1.
+/// Runs `kube-proxy diff`, and checks its result. If the kernel has the wanted state (`is_wanted`),
+/// it must print nothing and exit with 0. Otherwise it may also print differences and exit with 1.
 fn differs(diff: &mut Command, is_wanted: bool, foretold: u64) -> Result<()> {
     let output = diff
         .output()
         .with_context(|| format!("cannot run {diff:?}"))?;
     let is_so = match output.status.code() {
         Some(0) => output.stdout.is_empty() && foretold == 0,
-        // `diff` also prints kernel settings, which do not count as writes.
+        // `diff` prints sysctls as well, which do not count as writes.
         Some(1) => !output.stdout.is_empty() && !is_wanted,
         _ => false,
     };
@@ -618,7 +623,7 @@ fn differs(diff: &mut Command, is_wanted: bool, foretold: u64) -> Result<()> {
     Ok(())
 }
 
-/// Parses the number of writes from a log line `… written=12 …`.
+/// Returns the number of writes in a log line with `written=12`, or `None` if the line has none.
 fn writes(line: &str) -> Option<u64> {
     let (_, rest) = line.split_once("written=")?;
     rest.split_whitespace().next()?.parse().ok()
@@ -656,7 +661,8 @@ fn iptables() -> Result<Dumps> {
     ]))
 }
 
-/// Returns the local routes that a proxy has added: `local 10.96.0.1 dev kube-ipvs0 scope host`.
+/// Returns the local routes that a kube-proxy has added, one per line, such as
+/// `local 10.96.0.1 dev kube-ipvs0 scope host`.
 fn routes() -> Result<String> {
     let mut routes = String::new();
     for family in ["-4", "-6"] {
@@ -664,7 +670,7 @@ fn routes() -> Result<String> {
         let mut words = words.chain(ROUTES.split(' '));
         let mut command = Command::new(words.next().unwrap_or_default());
         for line in output(command.args(words))?.lines() {
-            // Removes the link's state, which is not part of the route.
+            // Removes flags that describe the link's state, which are not part of the route.
             let is_state = |word: &&str| matches!(*word, "dead" | "linkdown");
             let route: Vec<&str> = line.split_whitespace().filter(|w| !is_state(w)).collect();
             routes.extend([&*route.join(" "), "\n"]);
@@ -673,10 +679,10 @@ fn routes() -> Result<String> {
     Ok(routes)
 }
 
-/// Returns the addresses on some devices with their prefix lengths, one per line: `10.96.0.1/32`.
+/// Returns the addresses on the wanted devices, with prefix lengths, such as `10.96.0.1/32`.
 fn addresses_on(is_wanted: impl Fn(&str) -> bool) -> Result<Vec<String>> {
     let lines = output(Command::new("ip").args(["-oneline", "address", "show"]))?;
-    // A line looks like `7: kube-ipvs0    inet 10.96.0.1/32 scope global kube-ipvs0\ …`.
+    // Lines have the form `7: kube-ipvs0    inet 10.96.0.1/32 scope global kube-ipvs0\ …`.
     let address = |line: &str| {
         let mut words = line.split_whitespace().skip(1);
         let is_wanted = is_wanted(words.next()?);
@@ -685,8 +691,9 @@ fn addresses_on(is_wanted: impl Fn(&str) -> bool) -> Result<Vec<String>> {
     Ok(lines.lines().filter_map(address).collect())
 }
 
-/// Queries every health-check node port over IPv4 and IPv6 until the responses are as expected.
-/// Repeats the queries, because the daemon opens the ports in parallel with its first sync.
+/// Requests every health-check node port over IPv4 and IPv6, and returns the responses. Repeats
+/// this until they are as `expected` or a time limit is over, because the daemon opens these ports
+/// after its first sync.
 fn health_checks(server: &Server, expected: &str) -> Result<String> {
     let table = Table::HealthCheckNodePort;
     let expected = table.clean(expected);
@@ -711,7 +718,7 @@ fn health_checks(server: &Server, expected: &str) -> Result<String> {
                 let mut curl = Command::new("curl");
                 curl.args(["--silent", "--include", "--globoff", "--max-time", "5"])
                     .arg(format!("http://{host}:{port}/"));
-                // Accepts a refused connection, for which the result is an empty text.
+                // A refused connection is no error: its response is empty.
                 let (_, answer, _) = finished(&mut curl)?;
                 answers.push_str(&answer);
                 answers.push('\n');
@@ -724,8 +731,8 @@ fn health_checks(server: &Server, expected: &str) -> Result<String> {
     }
 }
 
-/// Returns the content of every readable file in a directory of /proc/sys. The key is the path from
-/// `net` on.
+/// Returns the content of each readable file in a directory of `/proc/sys`, by its path from `net`
+/// on.
 fn settings(folder: &Path) -> Result<BTreeMap<String, String>> {
     let mut found = BTreeMap::new();
     let mut folders = vec![folder.to_owned()];

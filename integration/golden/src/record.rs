@@ -1,5 +1,4 @@
-//! Makes recordings. A recording is a case whose files contain the kernel state that our daemon
-//! leaves.
+//! Makes recordings: cases whose files contain the kernel state that our daemon leaves.
 
 use std::fs;
 use std::path::Path;
@@ -10,8 +9,8 @@ use crate::case::Case;
 use crate::node::{Check, Node};
 use crate::table::Table;
 
-/// Runs the daemon with the objects of a case. Writes the resulting kernel state to the case of the
-/// same name in `folder`.
+/// Runs the daemon with the objects of a case. Writes the kernel state that it leaves to a case
+/// with the same name in `folder`.
 pub(crate) fn record(node: &Node<'_>, case: &Case, folder: &Path) -> Result<()> {
     node.prepare(case)?;
     let (found, _) = node.serve(case, &case.phases, Check::Unasked, &|_, _| String::new())?;
@@ -19,8 +18,8 @@ pub(crate) fn record(node: &Node<'_>, case: &Case, folder: &Path) -> Result<()> 
     let folder = folder.join(name);
     fs::create_dir_all(&folder)?;
     for file in ["objects.yaml", "flags"] {
-        // If the recording replaces its own case, the case already has these files. Its
-        // `objects.yaml` is a symbolic link.
+        // Copies the input of the case, unless the recording replaces the case itself: then
+        // `objects.yaml` is a symbolic link, which must stay.
         if folder.canonicalize()? != case.folder && case.folder.join(file).exists() {
             fs::copy(case.folder.join(file), folder.join(file))?;
         }

@@ -1,4 +1,5 @@
-//! Helpers of a case: commands, a temporary directory, and the network namespace of the peer.
+//! Helpers of a case: running commands, a temporary directory, and the network namespace at the
+//! other end of the node's link.
 
 use std::fs;
 use std::path::PathBuf;
@@ -6,8 +7,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-/// Arguments of `ip` for the node's network. The test needs only the routes, so the gateways of the
-/// routes do not exist.
+/// Commands for `ip` that create the node's network. Gateways of its routes do not exist, because
+/// the test sends no packets.
 const NETWORK: [&str; 7] = [
     "link set lo up",
     "link add eth0 type veth peer name eth0 netns PEER",
@@ -17,7 +18,7 @@ const NETWORK: [&str; 7] = [
     "route add default via 192.168.99.1",
     "route add default via fd00:99::1",
 ];
-/// Runs a command, which must succeed. Returns its standard output.
+/// Runs a command, and returns its standard output. Fails if the command fails.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let (is_success, stdout, stderr) = finished(command)?;
     ensure!(is_success, "{command:?} failed: {}", stderr.trim_end());
@@ -36,12 +37,13 @@ pub(crate) fn finished(command: &mut Command) -> Result<(bool, String, String)> 
     ))
 }
 
-/// Network namespace at the other end of the node's link.
+/// Name of the network namespace at the other end of the node's veth pair. Dropping this value
+/// removes the namespace.
 #[derive(Debug)]
 pub(crate) struct Peer(String);
 
 impl Peer {
-    /// Creates the namespace, a veth pair between the node and the namespace, and the node's
+    /// Creates a network namespace and a veth pair that connects it to the node. Adds the node's
     /// addresses and routes.
     pub(crate) fn connect(scratch: &Scratch) -> Result<Self> {
         let name = scratch.0.file_name().unwrap_or_default();
@@ -66,8 +68,8 @@ pub(crate) struct Scratch(pub(crate) PathBuf);
 
 impl Scratch {
     pub(crate) fn new() -> Result<Self> {
-        // Names the directory after the network namespace, because no two cases share a namespace.
-        // On the host's kernel, two cases may have the same process ID in separate PID namespaces.
+        // Names the directory after the network namespace, which only one case uses. Process IDs
+        // are not unique: on the host's kernel, cases run in separate PID namespaces.
         let name = fs::read_link("/proc/self/ns/net").context("no network namespace")?;
         let name = name.display().to_string();
         let name: String = name.chars().filter(char::is_ascii_digit).collect();
@@ -76,7 +78,8 @@ impl Scratch {
         Ok(Self(folder))
     }
 
-    /// Runs a command with `input` as its standard input.
+    /// Runs a command of several words with `input` as its standard input. Fails if the command
+    /// fails.
     pub(crate) fn feed(&self, command: &str, input: &str) -> Result<()> {
         let file = self.file(input)?;
         let mut words = command.split(' ');
@@ -84,15 +87,15 @@ impl Scratch {
         output(command.args(words).stdin(file)).map(drop)
     }
 
-    /// Writes `input` into a file. Returns the file, opened for reading.
+    /// Writes `input` to a file in the temporary directory, and opens the file for reading.
     pub(crate) fn file(&self, input: &str) -> Result<fs::File> {
         let file = self.0.join("input");
         fs::write(&file, input)?;
         Ok(fs::File::open(&file)?)
     }
 
-    /// Returns a directory in which `iptables` is the program of the lab's backend. A `pre.sh`
-    /// calls the iptables programs by their plain names.
+    /// Returns a directory with links named `iptables`, … to the programs of the lab's backend, for
+    /// the `PATH` of a `pre.sh`.
     pub(crate) fn tools(&self) -> Result<PathBuf> {
         let folder = self.0.join("bin");
         let missing = lab::link_iptables(lab::iptables_backend(), &folder)?;

@@ -1,51 +1,50 @@
-//! The tables that golden tests compare. A dump of a table has random parts, which the comparison
-//! ignores.
+//! Kinds of kernel state (tables) that golden tests compare.
 //!
-//! Every dump becomes a list of relevant lines in a canonical order. Two dumps are equal if these
-//! lines are equal.
+//! The comparison converts each dump into its relevant lines in a canonical order, without random
+//! parts. Two dumps are equal if these lines are equal.
 
 use std::collections::BTreeMap;
 
 use crate::nft;
 
-/// Kind of kernel state, with one dump each. The output shows differences in this order: causes
-/// before effects.
+/// Kind of kernel state, for which a case has one dump. Differences are printed in this order, so
+/// that causes come before effects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Table {
     /// Output of `nft -s list table ip kube-proxy`.
     NftIp,
     /// Output of `nft -s list table ip6 kube-proxy`.
     NftIp6,
-    /// Dump of all other nf_tables tables, except those of iptables. The daemon must not change
-    /// these tables, so a case has no file for them.
+    /// Dump of all other nf_tables tables, except those of `iptables-nft`. The daemon must not
+    /// change them, so a case has no file for this dump.
     NftOthers,
-    /// Output of `nft -s list table` for the shim of IPVS mode and for the redirects of userspace
-    /// mode, both families.
+    /// Output of `nft -s list table` for the shim of IPVS mode and the redirects of userspace mode,
+    /// in both IP families.
     NftShim,
     /// Output of `ipvsadm -Sn`.
     IpvsadmSave,
-    /// Properties that `ipvsadm -Sn` omits: flags of virtual servers, and limits of destinations.
+    /// Properties that `ipvsadm -Sn` omits: flags of virtual servers, and connection limits of
+    /// destinations.
     IpvsDetails,
     /// Output of `ipset save`.
     IpsetSave,
-    /// Output of `iptables-save` with the lab's backend.
+    /// Output of `iptables-save`, from the iptables backend of the lab.
     IptablesSave,
-    /// Output of `ip6tables-save` with the lab's backend.
+    /// Output of `ip6tables-save`, from the iptables backend of the lab.
     Ip6tablesSave,
-    /// Addresses on `kube-ipvs0` with their prefix lengths.
+    /// Addresses on `kube-ipvs0`, with prefix lengths, one per line.
     KubeIpvs0Addresses,
-    /// Local routes that a proxy has added, as `ip route` prints them.
+    /// Local routes that a kube-proxy has added, as `ip route` prints them.
     LocalRoutes,
     /// Output of `ipvsadm -l --timeout`.
     IpvsTimeouts,
-    /// Line `path:value` for each changed file in /proc/sys.
+    /// Changed sysctls, as lines `path:value` with the path below `/proc/sys`.
     SysctlChanges,
     /// HTTP responses of the health-check node ports.
     HealthCheckNodePort,
 }
 
-/// Chains in which upstream writes the rules of different ports in random order, because it
-/// iterates over a hash map.
+/// Chains in which upstream writes rules in random order, because it iterates over a Go map.
 const ANY_ORDER: [&str; 5] = [
     "KUBE-SERVICES",
     "KUBE-NODEPORTS",
@@ -54,14 +53,14 @@ const ANY_ORDER: [&str; 5] = [
     "KUBE-IPVS-OUT-FILTER",
 ];
 
-/// Output of the tools, by table.
+/// Dumps of the kernel state, by table.
 pub(crate) type Dumps = BTreeMap<Table, String>;
 
 impl Table {
-    /// Tables of nftables mode, which the test compares after each phase.
+    /// Tables that exist in nftables mode, which the test compares after each phase.
     pub(crate) const NFT: [Self; 3] = [Self::NftIp, Self::NftIp6, Self::NftOthers];
 
-    /// Tables with the names of their files in a case.
+    /// File names of the tables in a case's directory.
     const FILES: [(Self, &'static str); 14] = [
         (Self::NftIp, "nft-ip"),
         (Self::NftIp6, "nft-ip6"),
@@ -83,7 +82,7 @@ impl Table {
         Self::FILES.iter().map(|(table, _)| *table)
     }
 
-    /// Returns the name of this table's file in a case.
+    /// Returns the name of the file with this table's dump in a case's directory.
     pub(crate) fn file(self) -> &'static str {
         let mut files = Self::FILES.iter();
         files
@@ -91,20 +90,21 @@ impl Table {
             .map_or("", |(_, file)| file)
     }
 
-    /// Returns true if recordings contain this table. Recordings exclude tables of other programs
-    /// and HTTP responses, because they are not kernel state of the proxy.
+    /// Returns true if a recording contains this table: not for tables of other programs, and not
+    /// for HTTP responses, which are no kernel state.
     pub(crate) fn is_recorded(self) -> bool {
         !matches!(self, Self::NftOthers | Self::HealthCheckNodePort)
     }
 
-    /// Returns a dump without its random parts, in a form that an operator's tools can load.
+    /// Returns the lines of a dump for a recording: without random parts, but in a form that
+    /// `iptables-restore`, `nft` and similar tools can load.
     pub(crate) fn recorded(self, dump: &str) -> Vec<String> {
         match self {
             Self::NftIp | Self::NftIp6 | Self::NftShim => dump.lines().map(str::to_owned).collect(),
             Self::IptablesSave | Self::Ip6tablesSave => lines(dump)
                 .filter(|line| !line.starts_with('#'))
                 .map(|line| match line.split_once(" [") {
-                    // Removes the packet counters: `:INPUT ACCEPT [7:420]`.
+                    // Removes the packet and byte counters: `:INPUT ACCEPT [7:420]`.
                     Some((chain, _)) if chain.starts_with(':') => chain.to_owned(),
                     _ => line.to_owned(),
                 })
@@ -113,7 +113,7 @@ impl Table {
         }
     }
 
-    /// Returns the relevant lines of a dump, without its random parts.
+    /// Returns the lines of a dump that the test compares, without random parts.
     pub(crate) fn clean(self, dump: &str) -> Vec<String> {
         match self {
             Self::NftIp | Self::NftIp6 | Self::NftShim => nft::table(dump),
@@ -143,10 +143,11 @@ fn sorted(dump: &str, clean: impl Fn(&str) -> Option<String>) -> Vec<String> {
     lines
 }
 
-/// Returns the virtual servers, sorted. After each virtual server follow its destinations, sorted.
+/// Returns the virtual servers, sorted, each followed by its destinations, sorted.
 fn virtual_servers(dump: &str) -> Vec<String> {
     let mut servers = BTreeMap::<String, Vec<String>>::new();
-    // A line has the form `-A|-a -t|-u|… ADDRESS …`.
+    // Lines have the form `-A|-a -t|-u|… ADDRESS …`: `-A` for a virtual server, `-a` for a
+    // destination.
     for line in lines(dump) {
         let key = line
             .split_whitespace()
@@ -159,14 +160,14 @@ fn virtual_servers(dump: &str) -> Vec<String> {
     servers
         .into_values()
         .flat_map(|mut lines| {
-            lines.sort(); // `-A` is before `-a`
+            lines.sort(); // lines.sort(); // `-A` sorts before `-a`
             lines
         })
         .collect()
 }
 
-/// Removes the hash seed and the bucket size of a set. The `ipset` program and the kernel choose
-/// these values.
+/// Removes the hash seed and the bucket size from a line of `ipset save`, because the kernel and
+/// the `ipset` program choose them.
 fn without_seeds(line: &str) -> String {
     let mut words = Vec::new();
     let mut rest = line.split_whitespace();
@@ -180,12 +181,12 @@ fn without_seeds(line: &str) -> String {
     words.join(" ")
 }
 
-/// Returns the rules and the chains of each table.
+/// Returns the rules and the chains of a dump of `iptables-save`:
 ///
-/// - A rule is `nat -A KUBE-SERVICES …`. Rules keep their order, except in the chains of
-///   `ANY_ORDER`.
-/// - A chain is `nat :KUBE-SERVICES -`. Chains with the policy ACCEPT are omitted, but their rules
-///   are not.
+/// - A rule is a line such as `nat -A KUBE-SERVICES …`. Rules keep their order, except in the
+///   chains of `ANY_ORDER`.
+/// - A chain is a line such as `nat :KUBE-SERVICES -`. Built-in chains with the policy ACCEPT are
+///   omitted, but not their rules.
 fn rules(dump: &str) -> Vec<String> {
     let mut table = "";
     let mut chains = BTreeMap::<(&str, &str), Vec<(Option<&str>, &str)>>::new();
@@ -210,8 +211,8 @@ fn rules(dump: &str) -> Vec<String> {
     }
     cleaned.sort();
     for ((table, _), mut rules) in chains {
-        // The sort is stable, so the rules of one port keep their order. Rules that belong to no
-        // port stay in place.
+        // A stable sort: rules of one Service port keep their order. Rules without a Service port
+        // stay in place.
         for block in rules.chunk_by_mut(|one, other| one.0.is_some() && other.0.is_some()) {
             block.sort_by_key(|(port, _)| *port);
         }
@@ -220,9 +221,9 @@ fn rules(dump: &str) -> Vec<String> {
     cleaned
 }
 
-/// Returns the sort key of a rule in a chain with random order: the Service port at the start of
-/// its comment (`default/web:http cluster IP`). In KUBE-IPVS-OUT-FILTER, a rule without a comment
-/// is its own key.
+/// Returns the Service port by which the rules of a chain with random order are sorted: the start
+/// of the rule's comment (`default/web:http cluster IP`). In KUBE-IPVS-OUT-FILTER, a rule without a
+/// comment is sorted by its text.
 fn service_port<'a>(chain: &str, rule: &'a str) -> Option<&'a str> {
     if !ANY_ORDER.contains(&chain) {
         return None;
@@ -237,8 +238,8 @@ fn service_port<'a>(chain: &str, rule: &'a str) -> Option<&'a str> {
         .filter(|word| word.contains('/'))
 }
 
-/// Returns true if the tests compare this kernel setting. They ignore settings that `br_netfilter`
-/// adds, settings of a device that the daemon creates, and the number of conntrack entries.
+/// Returns true if the test compares this sysctl. It ignores sysctls of `br_netfilter` and of the
+/// daemon's own device, and the number of conntrack entries.
 fn is_setting(line: &str) -> bool {
     let key = line.split(':').next().unwrap_or_default();
     !key.starts_with("net/bridge/")
@@ -246,8 +247,8 @@ fn is_setting(line: &str) -> bool {
         && key != "net/netfilter/nf_conntrack_count"
 }
 
-/// Returns HTTP responses one after another: the header names in lower case, the headers sorted,
-/// and no date.
+/// Returns the lines of HTTP responses: header names in lower case, headers sorted and without the
+/// date.
 fn answers(dump: &str) -> Vec<String> {
     let mut cleaned: Vec<String> = Vec::new();
     let mut headers: Option<Vec<String>> = None;
@@ -277,9 +278,10 @@ fn header(line: &str) -> Option<String> {
     (name != "date").then(|| format!("{name}: {}", value.trim()))
 }
 
-/// Returns the differing lines in order: `expected: …` and `found:    …`.
+/// Returns the lines that differ, in order, as `expected: …` and `found:    …`.
 pub(crate) fn differing(expected: &[String], found: &[String]) -> Vec<String> {
-    // Length of the longest common subsequence of the lists from index i and index j on.
+    // Length of the longest common subsequence of `expected` from index i on and `found` from index
+    // j on.
     let mut common = vec![vec![0_usize; found.len() + 1]; expected.len() + 1];
     let at = |common: &Vec<Vec<usize>>, i: usize, j: usize| {
         common

@@ -1,24 +1,23 @@
-//! Actions of an event sequence.
+//! Actions of random event sequences: events, faults, and steps of the daemon.
 
 use std::fmt;
 use std::str::FromStr;
 
 use chance::Chance;
 
-/// An action of an event sequence. The details of an action depend only on the action's own random
-/// number and on the present state. An action therefore keeps its meaning if earlier actions are
-/// removed.
+/// An action of an event sequence. Its details depend only on its own random number and on the
+/// state at that moment, so it keeps its meaning after the removal of earlier actions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Action {
     /// Kind of the action.
     pub verb: Verb,
-    /// Random number from which the action derives its details, such as the Service to change.
+    /// Random number that determines the action's details, such as the Service to change.
     pub dice: u32,
 }
 
 macro_rules! verbs {
     ($($(#[doc = $doc:literal])* $name:ident $word:literal $weight:literal,)*) => {
-        /// Kinds of actions. Files with saved sequences name the kind of each action.
+        /// Kinds of actions, each with the name that saved event sequences use.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Verb {
             $($(#[doc = $doc])* $name,)*
@@ -30,68 +29,68 @@ macro_rules! verbs {
     };
 }
 
-// Each kind has a name and a relative frequency.
+// Each kind has a name for files and a relative frequency.
 verbs! {
-    /// Adds Services and endpoints, and runs the daemon until no work is due within 2 s. This is
-    /// the first action of most sequences.
+    /// Adds Services and EndpointSlices, and runs the daemon until it has no work for two seconds.
+    /// Most event sequences begin with this action.
     Populate "populate" 0,
     /// Adds or changes a Service.
     Service "service" 9,
     /// Deletes a Service.
     ServiceGone "service-gone" 3,
-    /// Assigns the external IP of one Service to the load balancer of another Service.
+    /// Gives an external IP of one Service to another Service's load balancer.
     Assign "assign" 2,
-    /// Adds, changes or removes endpoints of a Service.
+    /// Adds or changes an EndpointSlice of a Service.
     Slice "slice" 16,
     /// Deletes an EndpointSlice.
     SliceGone "slice-gone" 2,
     /// Moves the Node to a random zone.
     Node "node" 1,
-    /// Makes a Service or an EndpointSlice unreadable for the daemon.
+    /// Makes a Service or an EndpointSlice unreadable, so that the daemon must keep its last
+    /// version.
     Garbled "garbled" 1,
-    /// The source lists all objects of one kind again.
+    /// Lets the source list all objects of one kind again.
     Relist "relist" 1,
-    /// Adds or removes an address of the node. The kernel reports the change.
+    /// Adds or removes an address of the node, which the kernel reports to the daemon.
     Address "address" 2,
-    /// Another program changes the daemon's entries.
+    /// Lets another program change or remove the daemon's kernel entries.
     Damage "damage" 6,
-    /// Another program changes its own entries.
+    /// Lets another program change its own kernel entries.
     Foreign "foreign" 4,
-    /// The kernel refuses the next one to four writes.
+    /// Makes the kernel refuse the daemon's next one to four writes.
     Refuse "refuse" 3,
-    /// From now on, the kernel permanently refuses one object.
+    /// Makes the kernel refuse one entry until the end of the sequence.
     Forbid "forbid" 2,
-    /// The daemon does not receive the kernel's next reply to a write.
+    /// Loses the kernel's reply to the daemon's next write.
     Lose "lose" 3,
-    /// From now on, one of the daemon's worker threads cannot read the kernel's state.
+    /// Makes all reads of one worker thread fail, until [`Self::Lift`].
     Unreadable "unreadable" 2,
-    /// The daemon's next read of the kernel misses an entry.
+    /// Lets the daemon's next read of the kernel miss an entry.
     PassOver "pass-over" 1,
-    /// Ends all present faults of the kernel.
+    /// Ends all faults of the kernel, except permanent refusals.
     Lift "lift" 3,
-    /// Delivers some pending events of the source to the daemon.
+    /// Delivers some of the source's pending events to the daemon.
     Hear "hear" 14,
-    /// Lets one of the daemon's worker threads do some reads or writes of the kernel.
+    /// Lets a worker thread of the daemon do some reads or writes of the kernel.
     Step "step" 70,
-    /// The daemon's engine records finished jobs and starts due jobs.
+    /// Runs one turn of the daemon's loop, which records finished jobs and starts new ones.
     Turn "turn" 24,
     /// Advances the clock by less than 40 s.
     Time "time" 8,
-    /// Advances the clock to the daemon's next timer.
+    /// Advances the clock to the time at which the daemon next has work to do.
     Due "due" 8,
-    /// Requests the daemon's periodic check, which compares the kernel's state with the state that
-    /// the daemon assumes.
+    /// Starts the daemon's periodic check, which compares the kernel's entries with the recorded
+    /// ones.
     Check "check" 3,
-    /// The kernel reports a change, although its state may be unchanged.
+    /// Delivers a notification of a change by the kernel, even if nothing has changed.
     Told "told" 2,
-    /// Runs the daemon until no immediate work is left.
+    /// Runs the daemon until it has no immediate work.
     Rest "rest" 4,
-    /// Kills and restarts the daemon's process.
+    /// Kills the daemon's process (kill -9), and starts it again.
     Kill "kill" 2,
-    /// Restarts the daemon's process with other settings.
+    /// Restarts the daemon's process with other flags.
     Switch "switch" 1,
-    /// A new instance of the mode takes over in the same process, once the threads of the old
-    /// instance are idle.
+    /// Replaces the mode by a new instance in the same process, once the worker threads are idle.
     Succeed "succeed" 1,
 }
 
@@ -113,7 +112,7 @@ impl Action {
         }
     }
 
-    /// Returns a generator for the action's details.
+    /// Returns a random generator for the action's details, seeded with its random number.
     pub fn chance(self) -> Chance {
         Chance::new(self.dice.into())
     }
@@ -130,7 +129,7 @@ impl fmt::Display for Action {
 impl FromStr for Action {
     type Err = String;
 
-    /// Parses an action. A `#` begins a comment.
+    /// Parses the action's name and random number. `#` begins a comment.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let told = text.split('#').next().unwrap_or_default().trim();
         let (word, dice) = told.split_once(' ').ok_or("a verb and a number")?;
@@ -142,12 +141,12 @@ impl FromStr for Action {
     }
 }
 
-/// Returns the 60 to 100 actions of a seed.
+/// Returns the event sequence (*history*) of a seed: 60 to 100 actions.
 pub fn history(seed: u64) -> Vec<Action> {
     let mut chance = Chance::new(seed ^ 0x0061_6374_696f_6e73);
     let len = chance.within(60..=100);
     let mut actions: Vec<Action> = (0..len).map(|_| Action::any(&mut chance)).collect();
-    // Most sequences begin on a node with working Services.
+    // Four event sequences in five begin on a node that already serves Services.
     if let Some(first) = actions.first_mut().filter(|_| !chance.is_one_in(5)) {
         first.verb = Verb::Populate;
     }

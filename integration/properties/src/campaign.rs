@@ -1,4 +1,4 @@
-//! Runs many event sequences one after another.
+//! Campaign: runs many random event sequences, one after another.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -12,37 +12,37 @@ use crate::run::{Failure, HistoryResult, run, run_on_kernel};
 use crate::shrink::shrink;
 use crate::stepped_threads::Threads;
 
-/// Distance between the seeds of successive sequences that run twice on the fake kernels. The
-/// campaign compares both runs of such a sequence.
+/// Every how many event sequences a campaign runs one a second time, to compare both runs. Only on
+/// the fake kernels.
 const TWICE: u64 = 20;
 
-/// Settings of a campaign: a run of many event sequences.
+/// Settings of a campaign, which runs many random event sequences.
 #[derive(Debug, Clone)]
 pub struct Campaign {
-    /// Maximum number of sequences that the campaign runs.
+    /// Maximum number of event sequences to run.
     pub histories: u64,
-    /// Time after which no further sequence starts, or `None` for no limit.
+    /// Time after which no further sequence starts, or `None` without a limit.
     pub limit: Option<Duration>,
-    /// Seed of the first sequence. Each further sequence has the next number.
+    /// Seed of the first sequence. Each further sequence has the next number as its seed.
     pub seed: u64,
-    /// Forms to test. A form is a mode with flags, such as IPVS mode with `--ipvs-shim=lean`. The
-    /// sequences use the forms in turn.
+    /// Forms (modes with flags, such as IPVS mode with `--ipvs-shim=lean`) in which event sequences
+    /// run in turn.
     pub forms: Vec<&'static Form>,
-    /// Kernel on which the sequences run.
+    /// Kernel on which the event sequences run.
     pub ground: Ground,
 }
 
 /// Kernel on which event sequences run: fake or real.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ground {
-    /// The strict fake kernels of the modes.
+    /// The strict fake kernel of each mode.
     Fakes,
-    /// This machine's kernel. Each sequence has a separate network namespace as its node.
+    /// This machine's kernel. Each sequence runs in its own network namespace.
     Kernel,
 }
 
 impl Ground {
-    /// Runs a sequence. Keeps a log if `is_told` is true.
+    /// Runs an event sequence. Records a log of its steps if `is_told` is true.
     pub fn run(
         self,
         form: &Form,
@@ -56,7 +56,7 @@ impl Ground {
             Self::Kernel => {
                 let ran = on_a_node(family, || {
                     let subject = form.on_the_kernel(family)?;
-                    // All threads of the run share the node's network namespace.
+                    // All threads that run this sequence are in the node's network namespace.
                     Ok(run_on_kernel(subject, actions, &Threads::start(), is_told))
                 });
                 ran.and_then(|ran| ran)
@@ -69,8 +69,8 @@ impl Ground {
     }
 }
 
-/// Returns the mode variants that this machine's kernel supports for an address family. For each
-/// unsupported variant, also returns the reason.
+/// Returns the forms that this machine's kernel supports in an IP family, and the reason for each
+/// form that it does not support.
 pub fn carried(forms: &[&'static Form], family: IpFamily) -> (Vec<&'static Form>, Vec<String>) {
     let (mut carried, mut others) = (Vec::new(), Vec::new());
     for form in forms.iter().copied().filter(|form| form.has_kernel()) {
@@ -83,38 +83,38 @@ pub fn carried(forms: &[&'static Form], family: IpFamily) -> (Vec<&'static Form>
     (carried, others)
 }
 
-/// Result of a campaign: numbers of sequences and steps, and the first failure.
+/// Result of a campaign: counts, and the first failed sequence.
 #[derive(Debug, Default)]
 pub struct Account {
-    /// Number of sequences that ran to their end, or to their failure.
+    /// Number of event sequences that were run, including a failed one.
     pub histories: u64,
-    /// Number of steps of the daemon's threads. A step is one read or write of the kernel.
+    /// Number of steps of all worker threads. A step is one read or write of the kernel.
     pub pieces: u64,
     /// Duration of the campaign.
     pub took: Duration,
-    /// Number of sequences that ran twice, to compare both runs.
+    /// Number of event sequences that ran a second time, to compare both runs.
     pub twice: u64,
-    /// Number of repeated sequences whose second run planned writes in another order. The daemon
-    /// iterates over a hash table, so this is no error.
+    /// Number of these event sequences whose second run differed from the first: the daemon's hash
+    /// tables have a random order, so this is no error.
     pub unlike: u64,
-    /// The first failed sequence, which ended the campaign, or `None` if no sequence failed.
+    /// The failed sequence, which ended the campaign, or `None` if no sequence failed.
     pub failed: Option<FailedSequence>,
 }
 
-/// A failed sequence, shortened to the actions that the failure needs.
+/// A failed sequence, shrunk to the actions without which it does not fail.
 #[derive(Debug)]
 pub struct FailedSequence {
-    /// Seed of the failed sequence.
+    /// Seed from which the sequence was generated.
     pub seed: u64,
-    /// Mode of the failed sequence, with its shim or layout.
+    /// Form in which the sequence failed: a mode with flags.
     pub form: &'static Form,
-    /// The address family in the failed sequence.
+    /// IP family in which the sequence failed.
     pub family: IpFamily,
-    /// Actions that are necessary for the failure.
+    /// Actions that remain after shrinking.
     pub actions: Vec<Action>,
-    /// Property that the sequence violated.
+    /// Violated property, and the action after which the test found the violation.
     pub failure: Failure,
-    /// Readable log of the shortened sequence.
+    /// Log of the shrunk sequence's steps.
     pub log: Vec<String>,
 }
 
@@ -125,7 +125,7 @@ impl fmt::Display for FailedSequence {
     }
 }
 
-/// Returns the address family of a seed. One seed in seven gives IPv6.
+/// Returns the IP family of a seed: IPv6 for one seed in seven, otherwise IPv4.
 pub fn family(seed: u64) -> IpFamily {
     if seed.is_multiple_of(7) {
         IpFamily::V6
@@ -134,7 +134,8 @@ pub fn family(seed: u64) -> IpFamily {
     }
 }
 
-/// Runs sequences until one fails.
+/// Runs event sequences until one fails, or until a limit of the campaign. Shrinks a failed event
+/// sequence.
 pub fn go(campaign: &Campaign, threads: &Threads) -> Account {
     let began = Instant::now();
     let mut account = Account::default();

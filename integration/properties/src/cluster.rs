@@ -1,5 +1,5 @@
-//! The changing objects of a cluster. The cluster has few Services, addresses and ports, so that
-//! Services often claim the same address and port.
+//! Objects of a cluster that an event sequence changes. It has few Services, addresses and ports,
+//! so that Services often claim the same address and port.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -21,49 +21,48 @@ use crate::subject::RejectedPart;
 /// Name of the node on which the daemon runs.
 pub const NODE: &str = "node1";
 
-/// Permanent address of the daemon's node.
+/// Permanent address of the daemon's node (IPv4; [`at`] derives the IPv6 address).
 pub const NODE_ADDRESS: [u8; 4] = [192, 168, 99, 10];
 
-/// Address of a client pod on this node. This address may also be an endpoint of a Service.
+/// Address of a client pod on the daemon's node (IPv4). It can also be an endpoint of a Service.
 pub const POD_ADDRESS: [u8; 4] = [10, 244, 1, 1];
 
 /// Maximum number of Services in the cluster.
 pub const SERVICES: u8 = 6;
-/// First cluster IP. Sometimes an endpoint has this address, too.
+/// ClusterIP of the first Service. Sometimes an endpoint has the same address.
 const CLUSTER_IP: [u8; 4] = [10, 96, 0, 10];
 
-/// Reports whether an endpoint's address is the cluster IP of another Service. nftables mode may
-/// reject packets to such an endpoint: its layouts match the address either before or after
-/// translation.
+/// Returns true if an endpoint has the address [`CLUSTER_IP`]. In nftables mode, packets to it may
+/// be rejected: depending on the layout, rules match this address before or after DNAT.
 pub fn is_a_cluster_ip(target: &Target) -> bool {
     [IpFamily::V4, IpFamily::V6]
         .iter()
         .any(|family| at(*family, CLUSTER_IP) == target.ip)
 }
 
-/// Reports whether an address is in the network of cluster IPs.
+/// Returns true if an address is in the range of ClusterIPs.
 pub fn is_for_cluster(address: IpAddr) -> bool {
     let network = net(IpFamily::of(address), [10, 96, 0, 0], 24);
     network.is_some_and(|network| network.contains(&address))
 }
 
-/// Objects in the API server, and their unreadable and earlier versions.
+/// The objects of the API server, and which of them are unreadable.
 #[derive(Debug)]
 pub struct Cluster {
     family: IpFamily,
     services: BTreeMap<NamespacedName, Service>,
     slices: BTreeMap<NamespacedName, EndpointSlice>,
     node: Option<Node>,
-    /// All versions of Services that the source has sent.
+    /// All versions of Services that the source has ever sent.
     versions: Vec<Service>,
-    /// Objects whose present version is unreadable. The flag is true for a Service, and false for
-    /// an EndpointSlice.
+    /// Names of objects that are unreadable at present: true for a Service, false for an
+    /// EndpointSlice.
     garbled: BTreeSet<(bool, NamespacedName)>,
-    /// The model of all objects. For an unreadable object, it contains the last readable version.
+    /// Model of all objects. Of an unreadable object, it has the last readable version.
     pub model: Model,
 }
 
-/// Returns the name of a Service.
+/// Returns the name of the Service with this number.
 pub fn name(number: u8) -> NamespacedName {
     NamespacedName::new("default", &format!("s{number}"))
 }
@@ -72,13 +71,13 @@ fn slice_name(number: u8, which: u8) -> NamespacedName {
     NamespacedName::new("default", &format!("s{number}-{which}"))
 }
 
-/// Returns a model of our node, as the daemon creates it.
+/// Returns an empty model for the daemon's node.
 pub fn model() -> Model {
     Model::of_node(NODE)
 }
 
-/// Returns random options with a probability of one third, otherwise `None`. Each slow start is
-/// shorter than the time that a test waits after a sequence.
+/// Returns random options for a Service, in two of three cases `None`. Each slow start ends before
+/// the time that passes at the end of an event sequence.
 fn some_options(chance: &mut Chance) -> Option<Box<ServiceOptions>> {
     if !chance.is_one_in(3) {
         return None;
@@ -93,7 +92,7 @@ fn some_options(chance: &mut Chance) -> Option<Box<ServiceOptions>> {
 }
 
 impl Cluster {
-    /// Creates a cluster with only a Node.
+    /// Creates a cluster without Services, whose only object is the daemon's Node.
     pub fn new(family: IpFamily) -> Self {
         let mut cluster = Self {
             family,
@@ -112,7 +111,7 @@ impl Cluster {
         cluster
     }
 
-    /// Returns the model after the initial lists of a daemon that starts now.
+    /// Returns the model of a daemon that starts now and has received its initial lists.
     pub fn model_of_now(&self) -> Model {
         let mut model = model();
         for event in self.list_all() {
@@ -132,7 +131,9 @@ impl Cluster {
         }
     }
 
-    /// Returns the frontends of all Services, each with the Services that claim it.
+    /// Returns the frontends of all Services, each with the Service ports that claim it.
+    /// `addresses` are those of the node. With `has_localhost`, NodePorts have frontends at
+    /// loopback addresses as well.
     pub fn fronts(
         &self,
         addresses: &BTreeSet<IpAddr>,
@@ -159,8 +160,8 @@ impl Cluster {
                     let is_of_node = address == at(self.family, NODE_ADDRESS);
                     let is_possible = |from: &ClientLocation| match from {
                         ClientLocation::Node => true,
-                        // A pod gets the same results at all addresses of the node, so one address
-                        // is enough.
+                        // For NodePorts, packets from a pod are checked at one address of the node,
+                        // because all its addresses give the same result.
                         ClientLocation::Pod => is_of_node || own.contains(&address),
                         ClientLocation::Outside => !address.is_loopback(),
                     };
@@ -180,7 +181,7 @@ impl Cluster {
         fronts
     }
 
-    /// Returns all versions of Services with a part that the kernel permanently refuses.
+    /// Returns all versions of Services for which the kernel always refuses a part.
     pub fn barred(&self, barred: &[RejectedPart]) -> Vec<Service> {
         let versions = self.versions.iter();
         let names = self.barred_names(barred);
@@ -188,7 +189,7 @@ impl Cluster {
         of_barred.cloned().collect()
     }
 
-    /// Returns the names of present Services with a part that the kernel permanently refuses.
+    /// Returns the names of existing Services for which the kernel always refuses a part.
     pub fn barred_names(&self, barred: &[RejectedPart]) -> BTreeSet<String> {
         let has = |service: &Service, barred: &RejectedPart| match *barred {
             RejectedPart::Service(number) => service.name == name(number),
@@ -209,9 +210,9 @@ impl Cluster {
         barred.map(|service| service.name.to_string()).collect()
     }
 
-    /// Returns all serving endpoints if an object is unreadable, and otherwise no endpoints. The
-    /// daemon may then use endpoints that are serving but not ready, because it cannot know whether
-    /// the unreadable object has ready endpoints.
+    /// Returns all endpoints that are serving if any object is unreadable, otherwise none. Without
+    /// the unreadable object, the daemon cannot know whether a Service has ready endpoints, and may
+    /// use those that are only serving.
     pub fn makeshift(&self) -> BTreeSet<Target> {
         let mut all = BTreeSet::new();
         if self.garbled.is_empty() {
@@ -227,12 +228,12 @@ impl Cluster {
         all
     }
 
-    /// Returns the events of a source that lists all kinds.
+    /// Returns the events of a source that lists all objects.
     pub fn list_all(&self) -> Vec<Event> {
         self.list(&KINDS)
     }
 
-    /// Returns the events of a source that lists one kind again.
+    /// Returns the events of a source that lists all objects of a random kind.
     pub fn list_one(&self, chance: &mut Chance) -> Vec<Event> {
         let kind = chance.one_of(&KINDS).copied();
         self.list(kind.as_slice())
@@ -276,7 +277,7 @@ impl Cluster {
         event
     }
 
-    /// Adds or changes a random Service, and returns the event of the source.
+    /// Adds or changes a random Service. Returns the event of the source.
     pub fn service(&mut self, chance: &mut Chance) -> Event {
         let number = chance.small(SERVICES);
         let service = self.some_service(number, chance);
@@ -285,7 +286,7 @@ impl Cluster {
         self.apply(Event::ServiceApplied(service))
     }
 
-    /// Deletes a Service.
+    /// Deletes a random Service. Returns `None` if there is none.
     fn service_gone(&mut self, chance: &mut Chance) -> Option<Event> {
         let at = chance.index(self.services.len());
         let name = self.services.keys().nth(at)?.clone();
@@ -294,7 +295,8 @@ impl Cluster {
         Some(self.apply(Event::ServiceDeleted(name)))
     }
 
-    /// Moves an external IP from one Service to another Service's load balancer.
+    /// Gives a Service's external IP to the load balancer of a random Service. Returns `None` if no
+    /// Service has an external IP.
     fn assign(&mut self, chance: &mut Chance) -> Option<Event> {
         let all = self.services.values();
         let external: Vec<IpAddr> = all.flat_map(|of| of.external_ips.clone()).collect();
@@ -308,9 +310,9 @@ impl Cluster {
         Some(self.apply(Event::ServiceApplied(service)))
     }
 
-    /// Adds or changes a random EndpointSlice, and returns the event of the source.
+    /// Adds or changes a random EndpointSlice. Returns the event of the source.
     pub fn slice(&mut self, chance: &mut Chance) -> Event {
-        // Prefers Services that exist.
+        // Prefers EndpointSlices of existing Services.
         let number = if chance.is_one_in(6) || self.services.is_empty() {
             chance.small(SERVICES)
         } else {
@@ -324,7 +326,7 @@ impl Cluster {
         self.apply(Event::SliceApplied(slice))
     }
 
-    /// Deletes an EndpointSlice.
+    /// Deletes a random EndpointSlice. Returns `None` if there is none.
     fn slice_gone(&mut self, chance: &mut Chance) -> Option<Event> {
         let at = chance.index(self.slices.len());
         let name = self.slices.keys().nth(at)?.clone();
@@ -340,7 +342,8 @@ impl Cluster {
         self.apply(Event::NodeApplied(node))
     }
 
-    /// Makes an object unreadable. The daemon should keep the previous version of the object.
+    /// Makes a random object unreadable, so that the daemon must keep its previous version. Returns
+    /// `None` if no object is suitable.
     fn garble(&mut self, chance: &mut Chance) -> Option<Event> {
         let is_service = chance.is_one_in(2);
         let (kind, name) = if is_service {
@@ -350,9 +353,8 @@ impl Cluster {
             let at = chance.index(self.slices.len());
             (Kind::EndpointSlice, self.slices.keys().nth(at)?.clone())
         };
-        // Makes no object unreadable if a slice has an endpoint with a loopback address. While an
-        // object is unreadable, a Service might have only loopback addresses as endpoints, and no
-        // pod has such an address.
+        // Skips this while an EndpointSlice has a loopback address: the daemon could then use this
+        // endpoint alone, but no pod has such an address.
         let has_no_pod = |slice: &EndpointSlice| {
             let mut endpoints = slice.endpoints.iter();
             endpoints.any(|endpoint| endpoint.address.is_loopback())
@@ -364,7 +366,7 @@ impl Cluster {
         Some(Event::Unreadable(kind, name))
     }
 
-    /// Makes all objects readable again.
+    /// Makes all objects readable again. Returns the events of the source.
     pub fn mend(&mut self) -> Vec<Event> {
         let garbled = std::mem::take(&mut self.garbled);
         let events = garbled.iter().filter_map(|(is_service, name)| {
@@ -377,8 +379,8 @@ impl Cluster {
         events.collect()
     }
 
-    /// Applies a random change of this kind, and returns its event. Returns `None` if the change is
-    /// not possible.
+    /// Makes a random change of this kind. Returns the event of the source, or `None` if the change
+    /// is impossible.
     pub fn change(&mut self, verb: Verb, chance: &mut Chance) -> Option<Event> {
         match verb {
             Verb::Service => Some(self.service(chance)),
@@ -394,7 +396,7 @@ impl Cluster {
 
     fn some_service(&self, number: u8, chance: &mut Chance) -> Service {
         let family = self.family;
-        // Sometimes reuses another Service's ClusterIP.
+        // Sometimes uses another Service's ClusterIP.
         let own = if chance.is_one_in(12) {
             chance.small(SERVICES)
         } else {
@@ -408,7 +410,7 @@ impl Cluster {
             _ => ServiceType::ClusterIp,
         };
         if chance.is_one_in(3) {
-            // Several Services may claim the same external IP.
+            // Several Services may have the same external IP.
             service.external_ips = vec![at(family, [198, 51, 100, chance.small(3)])];
         }
         if chance.is_one_in(25) {
@@ -455,16 +457,16 @@ impl Cluster {
                 node_port: self.node_port(&service, number + 10, chance),
             });
         }
-        // Uses a separate generator for the options. The other fields then have the same random
-        // values as without options.
+        // Uses a copy of the random generator, so that options do not change the other fields'
+        // random values.
         service.options = some_options(&mut Chance::new(chance.clone().number()));
         service
     }
 
     #[allow(clippy::unused_self, reason = "it belongs to the others")]
     fn node_port(&self, service: &Service, number: u8, chance: &mut Chance) -> Option<u16> {
-        // Two Services may claim the same NodePort in manifests. An API server would not allow
-        // this.
+        // Sometimes two Services have the same NodePort. An API server would reject this, but a
+        // directory of manifests can contain it.
         let number = if chance.is_one_in(20) { 1 } else { number };
         let is_wanted = service.kind != ServiceType::ClusterIp;
         is_wanted.then_some(30_000 + u16::from(number))
@@ -496,7 +498,7 @@ impl Cluster {
     fn some_endpoint(&self, chance: &mut Chance) -> Endpoint {
         let node = chance.small(2);
         let octets = match chance.below(60) {
-            // No pod has this loopback address.
+            // No pod has a loopback address, so no object may be unreadable meanwhile.
             0 if self.garbled.is_empty() => [127, 0, 0, 1],
             1 => NODE_ADDRESS,
             2 => CLUSTER_IP,

@@ -1,12 +1,11 @@
-//! Convergence tests with random event sequences. A sequence may include refused writes, failed
-//! reads, lost acknowledgements, foreign changes and restarts, all at any point. README.md and the
-//! programs call a sequence a history.
+//! Tests proxy modes with random event sequences (called *histories* in README.md and by the
+//! programs): events, refused writes, failed reads, lost replies, changes by other programs, and
+//! restarts.
 //!
-//! - At the end, the kernel must hold the state that a start on an empty kernel creates for the
-//!   final objects.
+//! - At the end of an event sequence, the kernel must have the state that a start on an empty
+//!   kernel creates for the final objects.
 //! - Entries of other programs must be unchanged.
-//! - At no time may the daemon's writes take the last endpoint from a Service with a ready
-//!   endpoint.
+//! - The daemon's writes must never take the last endpoint from a Service with a ready endpoint.
 //!
 //! ```text
 //!   seed ─▶ action::history ─▶ run ─┬─▶ cluster: objects, and the events of their source
@@ -16,21 +15,21 @@
 //!            shrink ◀─ a failure ───┘
 //! ```
 //!
-//! Equal seeds give equal event sequences:
+//! A seed always gives the same sequence:
 //!
 //! - Only one thread runs at any time.
 //! - The driver sets the clock.
 //! - Each [action](action::Action) contains a random number that selects its details.
 //!
-//! The only remaining randomness is the order of the daemon's hash tables. The daemon sorts entries
-//! if their order affects the order of writes. A campaign runs some sequences twice, and counts the
-//! second runs in which the order differs.
+//! Only the order of the daemon's hash tables is random. The daemon sorts entries where their order
+//! affects the order of writes. A campaign runs some event sequences twice, and counts those whose
+//! second run differs.
 //!
 //! # Checked properties
 //!
-//! - After each read or write of the kernel by one of the daemon's threads: the properties of
+//! - After each step (one read or write of the kernel by a worker thread): the properties of
 //!   [`watch`].
-//! - Whenever no event and no work is left: the daemon has restored each service address whose
+//! - Whenever neither an event nor work is left: the daemon has restored each service address whose
 //!   removal the kernel has reported.
 //! - At the end, after all faults, all events and two checks, the test compares the state with the
 //!   state after a start on an empty kernel, with the same objects and node addresses:

@@ -131,15 +131,15 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Binds this program to one processor. Its threads run in turns. On several processors, each turn
-/// would have to wake another processor.
+/// Binds this program to one CPU. Only one of its threads runs at a time, and waking another CPU at
+/// each turn would take longer.
 fn stay_on_one_processor() {
     if let Ok(may) = sched_getaffinity(None)
         && let Some(last) = (0..CpuSet::MAX_CPU).rev().find(|cpu| may.is_set(*cpu))
     {
         let mut one = CpuSet::new();
         one.set(last);
-        // If the binding fails, the run is only slower.
+        // Ignores an error: without the binding, the program is only slower.
         let _ = sched_setaffinity(None, &one);
     }
 }
@@ -169,8 +169,8 @@ fn replay(ground: Ground, threads: &Threads) -> Result<(), String> {
     let kept = regressions::read(&regressions::folder()).map_err(|error| error.to_string())?;
     for kept in kept {
         if ground == Ground::Kernel {
-            // Skips saved sequences on a real kernel, because their failures depend on the order in
-            // which the fake kernel returns entries.
+            // Skips saved event sequences on a real kernel: they fail only with the order in which
+            // the fake kernel returns entries.
             continue;
         }
         let ran = ground.run(kept.form, kept.family, &kept.actions, threads, false);

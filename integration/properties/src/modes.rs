@@ -1,4 +1,4 @@
-//! The modes, each on its strict fake kernel or on this machine's kernel.
+//! Forms (proxy modes with flags) as test subjects, on fake kernels or on this machine's kernel.
 
 mod iptables;
 mod ipvs;
@@ -9,14 +9,14 @@ use proxy::IpFamily;
 
 use crate::subject::Subject;
 
-/// A form: a proxy mode with flags, such as its shim or its layout.
+/// Form: a proxy mode with certain flags, such as its shim or its layout.
 #[derive(Debug, Clone, Copy)]
 pub struct Form {
-    /// Name of the variant: `ipvs`, `ipvs-lean`, `iptables`, `nftables-flat`, ...
+    /// Name of the form, such as `ipvs`, `ipvs-lean`, `iptables` or `nftables-flat`.
     pub name: &'static str,
     make: Make,
-    /// Function that creates the test subject on this machine's kernel. `None` if only the fake
-    /// kernel supports the variant.
+    /// Function that creates the test subject on this machine's kernel. `None` if the form runs
+    /// only on the fake kernel.
     on_the_kernel: Option<OnTheKernel>,
 }
 
@@ -38,7 +38,7 @@ const fn on_the_kernel(name: &'static str, make: Make, real: OnTheKernel) -> For
 type Make = fn(IpFamily, &'static str) -> Box<dyn Subject>;
 type OnTheKernel = fn(IpFamily, &'static str) -> Result<Box<dyn Subject>, String>;
 
-/// All mode variants that event sequences test.
+/// All forms (modes with flags) that random event sequences test.
 pub const FORMS: &[Form] = &[
     on_the_kernel("ipvs", ipvs::subject, ipvs::on_the_kernel),
     on_the_kernel("ipvs-lean", ipvs::subject, ipvs::on_the_kernel),
@@ -70,21 +70,22 @@ pub const FORMS: &[Form] = &[
 ];
 
 impl Form {
-    /// Creates the mode on an empty fake kernel.
+    /// Returns this form's test subject on an empty fake kernel.
     pub fn subject(&self, family: IpFamily) -> Box<dyn Subject> {
         (self.make)(family, self.name)
     }
 
-    /// Returns true if this variant can run on a real kernel.
+    /// Returns true if this form can run on a real kernel.
     pub fn has_kernel(&self) -> bool {
         self.on_the_kernel.is_some()
     }
 
-    /// Creates the mode in the calling thread's empty network namespace.
+    /// Returns this form's test subject in the calling thread's network namespace, which must be
+    /// empty.
     ///
     /// # Errors
     ///
-    /// Returns the reason why this kernel cannot run the variant.
+    /// Returns the reason if this machine's kernel cannot run the form.
     pub fn on_the_kernel(&self, family: IpFamily) -> Result<Box<dyn Subject>, String> {
         let make = self.on_the_kernel.ok_or("it is a form of the fake alone")?;
         make(family, self.name)

@@ -1,4 +1,4 @@
-//! Computes from the kernel's rules what happens to packets to a frontend.
+//! Simulates packets to frontends on a snapshot of the node's rules.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -11,8 +11,8 @@ use crate::cluster::{NODE_ADDRESS, POD_ADDRESS, at, net};
 use crate::stepped_threads::{ClientLocation, Front};
 use crate::verdict::{Verdict, Verdicts};
 
-/// Returns a snapshot of the node, on which a test simulates packets. The node has the interface
-/// `eth0`, and pods behind `cni0`.
+/// Returns a snapshot of the node for simulated packets, with the interface `eth0`, and with pods
+/// behind `cni0`.
 pub(crate) fn node(family: IpFamily, addresses: impl IntoIterator<Item = IpAddr>) -> Snapshot {
     let interface = |index, name: &str| Interface {
         index: Some(index),
@@ -44,7 +44,7 @@ pub(crate) fn node(family: IpFamily, addresses: impl IntoIterator<Item = IpAddr>
     }
 }
 
-/// Returns the verdicts of these rulesets on packets to each frontend.
+/// Returns the verdicts of these rulesets on packets to each of these frontends.
 pub(crate) fn verdicts(
     fronts: &BTreeSet<Front>,
     rulesets: &[&dyn Ruleset],

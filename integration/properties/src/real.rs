@@ -1,5 +1,5 @@
-//! Network namespaces of this machine's kernel for event sequences. Each has the links and
-//! addresses that the fake kernels simulate.
+//! Network namespaces in which event sequences run on this machine's kernel. They have the same
+//! links and addresses as the fake kernels.
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -14,14 +14,14 @@ use route_netlink::{Address, AddressGeneration, LinkState, Rtnetlink};
 
 use crate::cluster::{NODE_ADDRESS, at};
 
-/// Link whose addresses the tests change.
+/// Link whose addresses an event sequence changes.
 const LINK: &str = "eth0";
 
-/// Bridge of the node's pods.
+/// Bridge of the pods on the node.
 const BRIDGE: &str = "cni0";
 
-/// Shell commands that add entries of other programs, and commands that print these entries. A
-/// sequence adds the entries at its start, and they must be unchanged at its end.
+/// Shell commands that add other programs' kernel entries at the start of an event sequence, each
+/// with a command that prints them. The entries must be unchanged at the end.
 const BYSTANDERS: [(&str, &str); 2] = [
     (
         "nft add table inet theirs && nft 'add chain inet theirs c { type filter hook forward priority 0; }' \
@@ -34,11 +34,11 @@ const BYSTANDERS: [(&str, &str); 2] = [
     ),
 ];
 
-/// Runs a test on a new thread in the network namespace of a new node.
+/// Runs `story` on a new thread in the network namespace of a new node.
 ///
 /// # Errors
 ///
-/// Fails if the test panicked, or if the right to create network namespaces is missing.
+/// Returns an error if `story` panics, or if this process may not create network namespaces.
 pub fn on_a_node<T: Send>(family: IpFamily, story: impl FnOnce() -> T + Send) -> Result<T, String> {
     thread::scope(|scope| {
         let inside = scope.spawn(|| {
@@ -64,15 +64,14 @@ fn furnish(family: IpFamily) -> Result<(), String> {
     let said = |error: &dyn std::error::Error| format!("a node cannot be made: {error}");
     namespace::enter().map_err(|error| said(&error))?;
     let mut rtnetlink = Rtnetlink::open().map_err(|error| said(&error))?;
-    // If IPv6 is a module, loads it now, before the node gets addresses.
+    // Loads IPv6 now if it is a module, because the node needs it for its addresses.
     drop(shell("test -e /proc/net/if_inet6 || modprobe -q ipv6"));
     let cable = format!("ip link add {LINK} type veth peer name {BRIDGE}");
     shell(&cable).ok_or_else(|| format!("a node cannot be made: `{cable}` fails"))?;
     let mut links = || {
         rtnetlink.set_link_state("lo", LinkState::Up)?;
         for link in [LINK, BRIDGE] {
-            // Ignores the error: it means that the kernel has no IPv6, and so creates no link-local
-            // addresses.
+            // Ignores an error: without IPv6, the kernel creates no link-local addresses anyway.
             drop(rtnetlink.set_address_generation(link, AddressGeneration::None));
             rtnetlink.set_link_state(link, LinkState::Up)?;
         }
@@ -104,7 +103,8 @@ fn set_address(link: &str, address: IpAddr, is_there: bool) -> Result<(), String
     }
 }
 
-/// Changes the node's addresses from the set `before` to the set `after`.
+/// Adds and removes addresses of the node, so that it has the addresses `after` instead of
+/// `before`.
 pub(crate) fn set_addresses(before: &BTreeSet<IpAddr>, after: &BTreeSet<IpAddr>) {
     for address in before.symmetric_difference(after) {
         let done = set_address(LINK, *address, after.contains(address));
@@ -118,20 +118,22 @@ pub(crate) fn delete_link(name: &str) {
     assert!(deleted.is_ok(), "{name} is deleted: {deleted:?}");
 }
 
-/// Adds entries of other programs. Ignores entries that the machine does not support.
+/// Adds other programs' kernel entries. Ignores those that the kernel or a missing program does not
+/// allow.
 pub(crate) fn add_bystanders() {
     for (add, _) in BYSTANDERS {
         drop(shell(add));
     }
 }
 
-/// Returns the entries of other programs in the format of each program. An entry is `None` if it is
-/// missing.
+/// Returns other programs' kernel entries, as printed by their commands. `None` for entries that do
+/// not exist.
 pub(crate) fn bystanders() -> Vec<Option<String>> {
     BYSTANDERS.iter().map(|(_, show)| shell(show)).collect()
 }
 
-/// Runs a script in the calling thread's network namespace. Returns its output if it succeeded.
+/// Runs a shell script in the network namespace of the calling thread. Returns its output, or
+/// `None` if it fails.
 pub(crate) fn shell(script: &str) -> Option<String> {
     let path = format!(
         "{}:/usr/sbin:/sbin",

@@ -1,5 +1,5 @@
-//! Saved event sequences that once failed, one per file. The first line has the mode variant and
-//! the address family. Each further line is an action. Text after `#` is a comment.
+//! Saved event sequences, which once failed: one file each. The first line names the form and the
+//! IP family, each other line is an action. `#` begins a comment.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -10,29 +10,29 @@ use proxy::IpFamily;
 use crate::action::Action;
 use crate::modes::{FORMS, Form};
 
-/// A saved event sequence.
+/// A saved event sequence, as read from its file.
 #[derive(Debug)]
 pub struct Regression {
-    /// Path of the file with the sequence.
+    /// Path of the sequence's file.
     pub path: PathBuf,
-    /// Form of the saved sequence: its mode with flags.
+    /// Form of the sequence: its mode with flags.
     pub form: &'static Form,
-    /// The address family in the saved sequence.
+    /// IP family of the sequence.
     pub family: IpFamily,
-    /// Actions of the sequence.
+    /// Actions of the sequence, in order.
     pub actions: Vec<Action>,
 }
 
-/// Returns the directory of saved sequences.
+/// Returns the directory with the saved event sequences.
 pub fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions")
 }
 
-/// Reads all saved sequences, sorted by name.
+/// Reads all saved event sequences in `folder`, sorted by file name.
 ///
 /// # Errors
 ///
-/// Fails if the directory or a file is unreadable, or if a file has a wrong format.
+/// Returns an error if the directory or a file is unreadable, or if a file is invalid.
 pub fn read(folder: &Path) -> io::Result<Vec<Regression>> {
     let files: io::Result<Vec<_>> = fs::read_dir(folder)?.collect();
     let mut paths: Vec<PathBuf> = files?.into_iter().map(|file| file.path()).collect();
@@ -44,11 +44,11 @@ pub fn read(folder: &Path) -> io::Result<Vec<Regression>> {
     paths.iter().map(|path| read_one(path)).collect()
 }
 
-/// Reads the saved sequence in a file.
+/// Reads a saved event sequence from its file.
 ///
 /// # Errors
 ///
-/// Fails if the file is unreadable or has a wrong format.
+/// Returns an error if the file is unreadable or invalid.
 pub fn read_one(path: &Path) -> io::Result<Regression> {
     let text = fs::read_to_string(path)?;
     parse(path.to_owned(), &text)
@@ -79,7 +79,7 @@ fn parse(path: PathBuf, text: &str) -> Result<Regression, String> {
     })
 }
 
-/// Returns the file content of a saved sequence.
+/// Returns the file of an event sequence that fails because of `why`.
 pub fn text(form: &Form, family: IpFamily, actions: &[Action], why: &str) -> String {
     let first = why.lines().next().unwrap_or_default();
     let mut text = format!("# {first}\n{} {family}\n", form.name);

@@ -1,4 +1,4 @@
-//! Runs an event sequence. The actions of the sequence determine all events and their order.
+//! Runs an event sequence. Its actions alone determine what happens, and in which order.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
@@ -20,41 +20,43 @@ use crate::subject::{FreshStart, Subject};
 use crate::verdict::is_served;
 use crate::watch::Watch;
 
-/// Time that passes at the end of a sequence. It is longer than any retry interval.
+/// Simulated time at the end of an event sequence. It exceeds every retry interval of the daemon.
 const HORIZON: Duration = Duration::from_secs(100);
 
-/// Maximum number of turns of the daemon's loop. A sequence with more turns counts as endless.
+/// Maximum number of turns of the daemon's loop without a pause. More turns count as an endless
+/// loop.
 const MOST_TURNS: usize = 3_000;
 
-/// Maximum number of writes of an entry that the kernel permanently refuses, within [`HORIZON`].
-/// The daemon tries once every 30 s, and once after the check. A try may take two writes: one
-/// together with other entries, and one of this entry alone.
+/// Maximum number of writes of an entry that the kernel always refuses, within [`HORIZON`]. The
+/// daemon retries every 30 s and after the periodic check. A retry may write the entry twice: with
+/// other entries, and alone.
 const MOST_TRIES: usize = 8;
 
-/// Result of an event sequence.
+/// Result of running an event sequence.
 #[derive(Debug, Default)]
 pub struct HistoryResult {
-    /// Property that the sequence violated, if any.
+    /// Property that the event sequence violated, or `None`.
     pub failure: Option<Failure>,
-    /// Checksum of all steps. Equal sequences have equal checksums.
+    /// Checksum of all actions and steps. Runs with equal steps in equal order have equal
+    /// checksums.
     pub trace: u64,
-    /// Number of steps of the daemon's threads. A step is one read or write of the kernel.
+    /// Number of steps of the worker threads. A step is one read or write of the kernel.
     pub pieces: usize,
-    /// Readable log of all steps. Empty if the caller requested no log.
+    /// Log of all steps for people. Empty if the caller requested none.
     pub log: Vec<String>,
 }
 
-/// Violation of a property by an event sequence.
+/// Violation of a property during an event sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// Index of the action after which the test found the violation. A violation at the end has the
-    /// number of actions as its index.
+    /// Index of the action after which the property was violated. At the end of the sequence, it is
+    /// the number of actions.
     pub at: usize,
-    /// Description of the violation.
+    /// Description of the violated property.
     pub what: String,
 }
 
-/// Runs a sequence on a fake kernel.
+/// Runs an event sequence on a fake kernel.
 pub fn run(
     subject: Box<dyn Subject>,
     actions: &[Action],
@@ -64,8 +66,8 @@ pub fn run(
     live(World::new(subject, threads, is_told), actions)
 }
 
-/// Runs a sequence on a real kernel. Skips the final check that the daemon is idle, because a real
-/// kernel does not report which entries it permanently rejects.
+/// Runs an event sequence on a real kernel. Does not check that the daemon is idle at the end,
+/// because a real kernel does not tell which entries it always refuses.
 pub fn run_on_kernel(
     subject: Box<dyn Subject>,
     actions: &[Action],
@@ -88,7 +90,7 @@ fn live(mut world: World<'_>, actions: &[Action]) -> HistoryResult {
     }
 }
 
-/// FNV-1a hash, equal on every machine.
+/// Checksum (64-bit FNV-1a), which is equal on every machine.
 struct Trace(u64);
 
 impl Hasher for Trace {
@@ -103,26 +105,26 @@ impl Hasher for Trace {
     }
 }
 
-/// Faults that affect the next steps.
+/// Faults that the next reads and writes of the kernel get.
 #[derive(Debug, Clone, Copy, Default)]
 struct Armed {
     refusals: u64,
     blame: Option<RejectionCause>,
-    /// Lost reply to the next write: true if the kernel does the write, false if not. `None`: the
-    /// reply arrives.
+    /// Loss of the next write's reply, with true if the kernel carries out the write. `None` if no
+    /// reply is lost.
     lost: Option<bool>,
     passes_over: Option<u64>,
-    /// Index of the daemon's thread whose reads of the kernel fail, if any.
+    /// Index of the worker thread whose reads of the kernel fail, or `None`.
     unreadable: Option<usize>,
 }
 
-/// Counter of the tries of each write while the daemon has no other work.
+/// Counter of repeated writes by a daemon that has no other work.
 enum Tries {
-    /// The test does not count tries.
+    /// The test never counts writes.
     Unasked,
-    /// The test counts tries only at the end of the sequence.
+    /// The test will count writes at the end of the event sequence.
     Later,
-    /// The test counts tries now. The map has the number of tries per write.
+    /// The test counts writes now: number of attempts by the write's description.
     Counted(BTreeMap<String, usize>),
 }
 
@@ -134,17 +136,17 @@ struct World<'a> {
     bystanders: Vec<Option<String>>,
     cluster: Cluster,
     model: Model,
-    /// Events of the source that the daemon has not received yet, with their numbers.
+    /// Events that the source has sent and the daemon has not received, with their numbers.
     events: VecDeque<(u64, Event)>,
     notices: VecDeque<Notice>,
-    /// Number of the last event that was created.
+    /// Number of the last event that the source has sent.
     made: u64,
-    /// Number of the last event that has reached the model.
+    /// Number of the last event in the daemon's model.
     arrived: u64,
-    /// Number of the last event that the mode has received.
+    /// Number of the last event that the mode has received with an update.
     heard: u64,
     has_updated: bool,
-    /// Number of tries per write since the last idle state.
+    /// Attempts of each write by a daemon without other work.
     tries: Tries,
     succeeds: bool,
     now: Instant,
@@ -200,7 +202,7 @@ impl<'a> World<'a> {
         }
     }
 
-    // ---- the process ----
+    // ---- The daemon's process ----
 
     fn start(&mut self) {
         let (mode, lanes) = self.subject.start(self.now);
@@ -210,8 +212,8 @@ impl<'a> World<'a> {
         let number = self.made;
         let listed = self.cluster.list_all();
         self.events = listed.into_iter().map(|event| (number, event)).collect();
-        // A new process deletes nothing before its initial lists are complete. The lists include
-        // all earlier events, so the process counts as informed of these events.
+        // A new process deletes nothing until its initial lists are complete. These lists contain
+        // all earlier events, so it counts as having received them.
         (self.arrived, self.heard) = (number, number);
         (self.has_updated, self.succeeds) = (false, false);
     }
@@ -224,8 +226,8 @@ impl<'a> World<'a> {
         self.lanes.clear();
     }
 
-    /// Starts a new instance of the mode in the same process. It takes over the model of the
-    /// previous instance.
+    /// Replaces the mode by a new instance in the same process, which gets the previous instance's
+    /// model.
     fn succeed(&mut self) {
         self.kill();
         let (mode, lanes) = self.subject.start(self.now);
@@ -236,7 +238,7 @@ impl<'a> World<'a> {
         if self.subject.ends_with_process() {
             self.damaged();
         }
-        // The daemon passes every Service and the Node to the new instance.
+        // The first update of the new instance has every Service and the Node (see `update`).
         self.say(|| "another one takes over".to_owned());
     }
 
@@ -248,7 +250,7 @@ impl<'a> World<'a> {
         Some(what(&mut **mode, &self.model, self.now))
     }
 
-    /// Runs one turn of the daemon's loop.
+    /// Runs one turn of the daemon's loop: records finished jobs, updates the mode, starts jobs.
     fn turn(&mut self) -> Claim {
         let has_booked = self.book()?;
         self.update();
@@ -281,7 +283,7 @@ impl<'a> World<'a> {
     fn update(&mut self) {
         let is_ready = self.mode.as_ref().is_some_and(|mode| mode.is_ready());
         let has_news = self.model.has_changes() || !self.has_updated;
-        // The daemon computes its first wanted state only after its initial lists are complete.
+        // The mode gets its first update only after the initial lists are complete.
         if !is_ready || self.succeeds || !has_news || !self.is_listed() {
             return;
         }
@@ -295,8 +297,8 @@ impl<'a> World<'a> {
         self.say(|| "  updated".to_owned());
     }
 
-    /// Returns true if the lists are complete and the Node has arrived. A real daemon waits for its
-    /// Node only for a limited time.
+    /// Returns true if the initial lists are complete and contain the Node. (A real daemon waits
+    /// for its Node only for a limited time.)
     fn is_listed(&self) -> bool {
         self.model.is_complete() && self.model.node().is_some()
     }
@@ -316,10 +318,10 @@ impl<'a> World<'a> {
         }
     }
 
-    // ---- threads that use the kernel ----
+    // ---- Worker threads ----
 
-    /// Lets a thread of the daemon do its next read or write of the kernel. Returns false if the
-    /// thread has no work.
+    /// Lets a worker thread of the daemon do its next read or write of the kernel. Returns false if
+    /// the thread has no job.
     fn piece(&mut self, number: usize) -> Result<bool, String> {
         let Some(lane) = self.lanes.get_mut(number) else {
             return Ok(false);
@@ -351,8 +353,8 @@ impl<'a> World<'a> {
             (&ask, permit)
         {
             self.watch.refused(write);
-            // The refused write has not changed the kernel. Records the present verdicts: clients
-            // with correct verdicts must keep them in the next steps.
+            // A refused write has changed nothing. Still records the verdicts: frontends with
+            // wanted verdicts count as undisturbed from now on.
             let verdicts = self.subject.verdicts(&self.fronts);
             let by_all = self.heard_by_all().min(heard);
             self.watch.note(verdicts, by_all);
@@ -374,8 +376,8 @@ impl<'a> World<'a> {
         )
     }
 
-    /// Checks a write of a daemon that has no work left. Such a daemon may only retry writes that
-    /// the kernel permanently refuses, each at most [`MOST_TRIES`] times.
+    /// Checks a write of a daemon that should have no work left. It may only retry entries that the
+    /// kernel always refuses, each at most [`MOST_TRIES`] times.
     fn may_write(&mut self, write: &Write) -> Claim {
         let Tries::Counted(tries) = &mut self.tries else {
             return Ok(());
@@ -392,7 +394,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Returns the number of the last event that both the daemon and all its running jobs know.
+    /// Returns the number of the last event that both the mode and every running job have received.
     fn heard_by_all(&self) -> u64 {
         let at_work = self.lanes.iter().filter(|lane| lane.asks().is_some());
         let heard = at_work.map(|lane| lane.heard).min();
@@ -420,7 +422,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Runs the daemon until no work is due within `horizon`.
+    /// Runs the daemon until it has no work that is due within `horizon`.
     fn rest(&mut self, horizon: Duration) -> Claim {
         let end = self.now + horizon;
         for _ in 0..MOST_TURNS {
@@ -447,16 +449,16 @@ impl<'a> World<'a> {
         Err("it has no end".to_owned())
     }
 
-    /// Checks and records the daemon's state, if no event and no write is pending.
+    /// Records an idle state of the daemon, if no event, notification or write is pending.
     ///
     /// # Errors
     ///
-    /// Fails if the daemon has not repaired damage that the kernel reported.
+    /// Returns an error if the daemon has not restored an entry whose removal the kernel has
+    /// reported.
     fn note_rest(&mut self) -> Claim {
         let has_heard_all = self.events.is_empty() && self.notices.is_empty();
         let pending = self.mode.as_ref().map_or(1, |mode| mode.standing().pending);
-        // Entries that the kernel permanently refuses stay pending. After a fresh start, these
-        // entries are pending, too.
+        // Entries that the kernel always refuses stay pending, as after a fresh start.
         let is_done = pending == 0 || pending == self.subject.afresh(&self.cluster.model).pending;
         if has_heard_all && is_done && self.armed.unreadable.is_none() {
             self.watch.repaired(&self.subject.ours());
@@ -472,7 +474,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    // ---- events ----
+    // ---- Events ----
 
     fn tell(&mut self, event: Event) {
         self.made += 1;
@@ -481,7 +483,7 @@ impl<'a> World<'a> {
         self.want(Some(self.made));
     }
 
-    /// Recomputes the wanted state after a change of the objects or the node.
+    /// Computes the wanted state again, after a change of the objects or of the node.
     fn want(&mut self, since: Option<u64>) {
         let FreshStart { subject: fresh, .. } = self.subject.afresh(&self.cluster.model);
         let addresses = self.subject.addresses();
@@ -491,8 +493,8 @@ impl<'a> World<'a> {
         if !self.subject.hands_over() {
             self.watch.begin_where_others_claim(&claims);
         }
-        // Ignores the frontends of a Service with a part that the kernel permanently refuses.
-        // Another Service may get the addresses of this Service instead.
+        // Does not watch the frontends of a Service for which the kernel always refuses a part.
+        // Another Service with the same address may serve them.
         let barred = self.cluster.barred_names(self.subject.barred());
         let is_barred = |claim: &String| {
             let service = claim.rsplit_once(':').map_or("", |(service, _)| service);
@@ -682,8 +684,8 @@ impl<'a> World<'a> {
         self.watch.note(verdicts, heard);
     }
 
-    /// Lets one of the daemon's threads do some reads or writes of the kernel, if a thread can
-    /// continue.
+    /// Lets a random worker thread do some reads or writes of the kernel. If no thread has a job,
+    /// runs a turn of the daemon's loop.
     fn step(&mut self, chance: &mut Chance) -> Claim {
         let waiting = self.lanes.iter().enumerate();
         let waiting = waiting.filter(|(_, lane)| lane.asks().is_some());
@@ -707,9 +709,10 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    // ---- the end ----
+    // ---- The end of the event sequence ----
 
-    /// Ends all faults, delivers all events, and checks the final state.
+    /// Ends all faults, delivers all events, runs two periodic checks, and compares the final state
+    /// with that of a start on an empty kernel.
     fn end(&mut self) -> Claim {
         self.armed = Armed::default();
         for event in self.cluster.mend() {
@@ -784,14 +787,14 @@ impl<'a> World<'a> {
         let wanted = fresh.verdicts(&self.fronts);
         for (front, made) in &wanted {
             let held = verdicts.get(front);
-            // An endpoint on this node has one hairpin element for all its Services. The daemon
-            // writes this element with one of these Services. If the kernel refuses a part of that
-            // Service, the element may be missing.
+            // Services with the same endpoint on this node share a hairpin element, which the
+            // daemon writes with one of them. If the kernel refuses a part of this Service, the
+            // element may be missing.
             if front.from == ClientLocation::Pod && !barred.is_empty() {
                 continue;
             }
-            // If nothing proves that the daemon created a virtual server, the daemon treats the
-            // virtual server as foreign, and need not make its address local.
+            // The daemon treats a virtual server as foreign if nothing proves that it is its own,
+            // and then need not make the address local.
             if unproven.iter().any(|at| at.address == front.address) {
                 continue;
             }
@@ -806,7 +809,7 @@ impl<'a> World<'a> {
     }
 }
 
-/// Returns the entries of other programs on this machine's kernel. On a fake, returns none.
+/// Returns the kernel entries of other programs. Empty on a fake kernel.
 fn bystanders_of(subject: &dyn Subject) -> Vec<Option<String>> {
     if subject.is_real() {
         real::bystanders()

@@ -1,16 +1,17 @@
-//! Shortens a failing event sequence while it still fails.
+//! Shrinks a failing event sequence: removes actions while the sequence still fails.
 
 use crate::action::Action;
 use crate::run::Failure;
 
-/// Removes actions from a failing sequence while it still fails. Returns the shortest failing
-/// sequence found. `fails` returns the violation of a sequence, if any.
+/// Removes actions from a failing event sequence while it still fails. Returns the shortest failing
+/// sequence that it finds, with its failure. `fails` runs an event sequence, and returns its
+/// failure if it fails.
 pub fn shrink(
     mut actions: Vec<Action>,
     mut failure: Failure,
     mut fails: impl FnMut(&[Action]) -> Option<Failure>,
 ) -> (Vec<Action>, Failure) {
-    // Removes the actions after the failure, because later actions cannot cause the failure.
+    // Removes the actions after the failure, which cannot have caused it.
     if failure.at < actions.len() {
         actions.truncate(failure.at + 1);
     }

@@ -1,5 +1,5 @@
-//! Threads of the daemon that wait before each read and write of the kernel. The driver of the test
-//! lets them continue.
+//! Worker threads of the daemon that stop before each read and write of the kernel, until the
+//! test's driver lets them continue.
 //!
 //! ```text
 //!   engine ─ job ─▶ Worker::handing_out ─▶ SteppedThread::begin ─▶ a thread: Turnstile ─▶ kernel
@@ -22,65 +22,63 @@ use std::time::Instant;
 use netlink_batch::Worker;
 use proxy::{IpFamily, Protocol, Unreadable};
 
-/// Kernel operation before which a thread waits.
+/// Read or write of the kernel, before which a worker thread waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ThreadOperation {
-    /// Read of the named part of the kernel's state.
+    /// Read of a part of the kernel's state, by its name.
     Read(&'static str),
-    /// Write of one step of a plan.
+    /// Write of a part of a plan.
     Write(Write),
 }
 
-/// A write to the kernel: one step of a plan.
+/// A write to the kernel: a netlink message, an nf_tables transaction or an `iptables-restore`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Write {
-    /// Description of the write.
+    /// Description of the written entries.
     pub what: String,
-    /// Clients that the written entry serves. They may lose service if the kernel refuses the
-    /// write.
+    /// Clients that may lose service if the kernel refuses this write.
     pub serves: AffectedClients,
-    /// Entry that the write removes, or `None` if it removes none. It has the same name as in
-    /// [`Subject::ours`](crate::subject::Subject::ours).
+    /// Name of the entry that the write removes, as in
+    /// [`Subject::ours`](crate::subject::Subject::ours). `None` if it removes none.
     pub removes: Option<String>,
 }
 
-/// Clients that a written entry serves.
+/// Clients that the entries of a write serve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AffectedClients {
-    /// The entry may serve all clients of all Services.
+    /// Possibly all clients of all Services.
     All,
-    /// The entry serves the clients of this service address.
+    /// Clients of this service address.
     Address(std::net::IpAddr),
-    /// The entry serves no client.
+    /// No clients.
     Nobody,
 }
 
-/// The driver's decision about an operation.
+/// The driver's decision about a read or write of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Permit {
-    /// The kernel does the operation.
+    /// The kernel carries out the read or write.
     Go,
     /// The kernel refuses the write, or the read fails.
     Refuse(RejectionCause),
-    /// The kernel does the write, but the daemon does not receive the reply.
+    /// The kernel carries out the write, but its reply is lost.
     LoseDone,
-    /// The kernel does not do the write, and the daemon does not receive a reply.
+    /// The kernel does not carry out the write, and its reply is lost.
     LoseUndone,
-    /// The read misses the entry that this random number selects.
+    /// The read misses one entry, selected by this random number.
     PassOver(u64),
-    /// The process was killed. The kernel does neither this operation nor later operations.
+    /// The process has been killed: neither this operation nor a later one reaches the kernel.
     Dead,
 }
 
-/// Simulated cause of a refusal.
+/// Simulated reason why the kernel refuses a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RejectionCause {
-    /// The kernel refuses only the entry of this write.
+    /// The kernel refuses the entry of this write.
     Entry,
-    /// At present, the kernel refuses every write.
+    /// The kernel refuses every write for the moment.
     Node,
-    /// The kernel refuses the write because the daemon wrongly assumes that an entry exists or is
-    /// missing.
+    /// The daemon wrongly assumes that an entry exists, or that it does not exist.
     Belief,
 }
 
@@ -98,7 +96,7 @@ enum LaneMessage {
     Finished,
 }
 
-/// Point at which a thread waits for the driver's decision.
+/// Gate at which a worker thread waits for the driver's decision.
 #[derive(Debug)]
 pub struct Gate {
     told: Sender<LaneMessage>,
@@ -108,15 +106,16 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Returns the thread's time. It never changes, because operations take no simulated time.
+    /// Returns the time at which the gate was created. Operations take no simulated time.
     pub fn clock(&self) -> Instant {
         self.opened
     }
 
-    /// Waits for the driver's decision about an operation.
+    /// Tells the driver about an operation, and waits for its decision.
     pub fn pass(&mut self, ask: ThreadOperation) -> Permit {
         if !self.is_dead {
-            // If the driver has ended, no test needs the result, so the process counts as dead.
+            // Treats the process as killed if the driver no longer exists, because nobody needs the
+            // result.
             let permit = self
                 .told
                 .send(LaneMessage::Asks(ask))
@@ -130,17 +129,18 @@ impl Gate {
     }
 }
 
-/// A kernel behind a gate. A thread waits at the gate before each operation.
+/// A kernel with a gate, at which the worker thread waits before each read and write.
 #[derive(Debug)]
 pub struct Turnstile<K> {
-    /// Kernel that a thread uses after the gate has let it pass.
+    /// Kernel behind the gate.
     pub kernel: K,
-    /// Gate at which threads wait before they use the kernel.
+    /// Gate at which the worker thread waits.
     pub gate: Gate,
 }
 
 impl<K> Turnstile<K> {
-    /// Reads a part of the kernel's state, unless the driver makes the read fail.
+    /// Waits at the gate, then reads a part of the kernel's state. Returns an error if the driver
+    /// refuses the read.
     pub fn read<T>(
         &mut self,
         part: &'static str,
@@ -152,7 +152,7 @@ impl<K> Turnstile<K> {
         }
     }
 
-    /// Waits for the driver's permission for a write that may affect all clients.
+    /// Waits at the gate for a write that may affect all clients. Returns the driver's decision.
     pub fn pass_write(&mut self, what: String) -> Permit {
         self.gate.pass(ThreadOperation::Write(Write {
             what,
@@ -162,7 +162,7 @@ impl<K> Turnstile<K> {
     }
 }
 
-/// Guard of a job. Dropping it reports the end of the job, even after a panic.
+/// Guard that reports the end of a job to the driver when it is dropped, even after a panic.
 struct End(Sender<LaneMessage>);
 
 impl Drop for End {
@@ -173,12 +173,12 @@ impl Drop for End {
 
 type Run = Box<dyn FnOnce() + Send>;
 
-/// Threads that run the daemon's jobs. Successive event sequences use the same threads.
+/// System threads that run the daemon's jobs, reused by one sequence after another.
 #[derive(Debug)]
 pub struct Threads(Vec<Sender<Run>>);
 
 impl Threads {
-    /// Creates as many threads as the daemon needs in any mode to read and write the kernel.
+    /// Starts as many threads as the worker threads of any mode.
     ///
     /// # Panics
     ///
@@ -191,8 +191,7 @@ impl Threads {
                 .name("lane".to_owned())
                 .spawn(move || {
                     for job in jobs {
-                        // Ignores the panic here. The engine notices that the job has ended, and
-                        // reports the panic.
+                        // Ignores a panic of the job: the engine notices it, and reports it.
                         let _ = catch_unwind(AssertUnwindSafe(job));
                     }
                 })
@@ -203,28 +202,28 @@ impl Threads {
     }
 }
 
-/// A thread of the daemon that reads and writes the kernel. The driver of the test decides when the
-/// thread continues.
+/// A worker thread of the daemon that runs step by step, as the driver decides.
 pub struct SteppedThread {
     next: Box<dyn FnMut() -> Option<Run>>,
     told: Receiver<LaneMessage>,
     permits: Sender<Permit>,
     asks: Option<ThreadOperation>,
-    /// Number of the last event that the mode received before this thread's job began.
+    /// Number of the last event that the mode had received when this thread's job began.
     pub heard: u64,
 }
 
-/// State of a thread after its read or write of the kernel.
+/// State of a worker thread after a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LaneProgress {
-    /// The thread waits at the gate again.
+    /// The thread waits before its next read or write of the kernel.
     Waits,
-    /// The job is done, and the engine can record it.
+    /// The thread has finished its job, and the engine can record the results.
     Finished,
 }
 
 impl SteppedThread {
-    /// Creates a stepped thread that uses this kernel, and the worker for the engine.
+    /// Creates a stepped thread with this kernel behind its gate, and the worker by which the
+    /// engine gives it jobs.
     pub fn new<K: Send + 'static>(kernel: K) -> (Self, Worker<Turnstile<K>>) {
         let (worker, mut jobs) = Worker::<Turnstile<K>>::handing_out();
         let (say, told) = channel();
@@ -255,8 +254,8 @@ impl SteppedThread {
         (lane, worker)
     }
 
-    /// Creates a stepped thread for each thread with which a mode reads and writes the kernel. Also
-    /// returns the workers for the mode's engine.
+    /// Creates the `N` stepped threads of a mode, and the workers by which its engine gives them
+    /// jobs.
     pub fn all<const N: usize, K: Send + 'static>(
         mut kernel: impl FnMut() -> K,
     ) -> (Vec<Self>, [Worker<Turnstile<K>>; N]) {
@@ -269,13 +268,13 @@ impl SteppedThread {
         (lanes, workers)
     }
 
-    /// Returns the operation before which the thread waits, if any.
+    /// Returns the read or write before which the thread waits, or `None` if it has no job.
     pub fn asks(&self) -> Option<&ThreadOperation> {
         self.asks.as_ref()
     }
 
-    /// Starts a job on this thread, and runs it to its first operation. Returns `None` if the
-    /// engine has no job.
+    /// Starts the engine's next job on this thread, and runs it up to its first read or write.
+    /// Returns `None` if the thread is busy or has no job.
     pub fn begin(&mut self, threads: &Threads, number: usize, heard: u64) -> Option<LaneProgress> {
         if self.asks.is_some() {
             return None;
@@ -287,7 +286,8 @@ impl SteppedThread {
         Some(self.wait())
     }
 
-    /// Lets the thread continue with the driver's decision.
+    /// Lets the waiting thread continue with this decision, up to its next read or write or to the
+    /// end of its job.
     pub fn permit(&mut self, permit: Permit) -> LaneProgress {
         self.asks = None;
         let _ = self.permits.send(permit);
@@ -302,7 +302,8 @@ impl SteppedThread {
         LaneProgress::Finished
     }
 
-    /// Kills the process. The kernel does not do the operation before which the thread waits.
+    /// Ends the thread's job as if the process were killed: the pending read or write does not
+    /// reach the kernel.
     pub fn kill(&mut self) {
         while self.asks.is_some() {
             self.permit(Permit::Dead);
@@ -318,27 +319,27 @@ impl fmt::Debug for SteppedThread {
     }
 }
 
-/// A frontend: address, protocol and port of a Service, as seen from one location.
+/// A frontend: address, protocol and port of a Service, for clients in one location.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Front {
-    /// Service address of the frontend.
+    /// Service address, or the node's address for a NodePort.
     pub address: std::net::IpAddr,
-    /// Transport protocol of the frontend.
+    /// Transport protocol of the Service port.
     pub protocol: Protocol,
-    /// Service port of the frontend.
+    /// Port number of the Service port, or the NodePort.
     pub port: u16,
-    /// Location of the frontend's clients.
+    /// Location of the clients that send packets to the frontend.
     pub from: ClientLocation,
 }
 
-/// Location from which clients send packets.
+/// Location of clients, relative to the daemon's node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ClientLocation {
-    /// Clients are processes of the node itself.
+    /// Processes on the daemon's node.
     Node,
-    /// Clients are in a pod of this node.
+    /// A pod on the daemon's node.
     Pod,
-    /// Clients are on a host outside the cluster.
+    /// A host outside the cluster.
     Outside,
 }
 

@@ -1,4 +1,4 @@
-//! A mode with its kernel, as event sequences see it.
+//! Subject of an event sequence: a mode with its kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -16,214 +16,219 @@ use crate::cluster::{NODE, NODE_ADDRESS, SERVICES, at, name, net};
 use crate::stepped_threads::{Front, SteppedThread, Turnstile, Write};
 use crate::verdict::Verdicts;
 
-/// Longest time for which [`run_afresh`] waits for the next due work.
+/// Longest time by which [`run_afresh`] advances its clock to reach the mode's next work.
 const SOON: Duration = Duration::from_secs(2);
 
-/// Maximum number of turns of the loop until a started mode has no work left. More turns are a bug.
+/// Maximum number of turns of the loop until a newly started mode has no work left. A correct mode
+/// needs far fewer.
 const MOST_TURNS: usize = 1_000;
 
-/// Values of kernel entries, by the entry's name.
+/// Kernel entries by name, each with its value.
 pub type Entries = BTreeMap<String, String>;
 
-/// A mode with its kernel. The kernel outlives the mode.
+/// A mode and the kernel on which it runs. The kernel outlives instances of the mode.
 pub trait Subject {
-    /// Returns the IP family of this subject.
+    /// Returns the IP family in which the mode runs.
     fn family(&self) -> IpFamily;
 
-    /// Starts a process: the mode, and its threads that read and write the kernel.
+    /// Starts a process of the daemon. Returns the mode, and its worker threads.
     fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<SteppedThread>);
 
-    /// Changes the settings for the next start. Returns a description, or `None` if the mode has no
-    /// other settings.
+    /// Changes the flags of the next start. Returns a description, or `None` if the mode has no
+    /// other flags.
     fn switch(&mut self, _chance: &mut Chance) -> Option<String> {
         None
     }
 
-    /// Returns the addresses of the node, without Service addresses.
+    /// Returns the node's own addresses, which exclude service addresses.
     fn addresses(&self) -> BTreeSet<IpAddr>;
 
-    /// Returns the verdicts at these frontends, computed from the kernel's packet processing. If
-    /// the subject does not evaluate rules, a frontend without an endpoint has no verdict.
+    /// Returns the verdicts of the kernel on packets to these frontends. If the subject simulates
+    /// no packets, the result lacks frontends without an endpoint.
     fn verdicts(&self, fronts: &BTreeSet<Front>) -> Verdicts;
 
-    /// Returns true if a frontend without endpoints consists of several entries. While the daemon
-    /// adds these entries, the kernel may drop packets, reject them, or deliver them to the node.
+    /// Returns true if the mode needs several kernel entries for a frontend without endpoints.
+    /// While it writes them, packets may be dropped, rejected or delivered to the node.
     fn refuses_in_pieces(&self) -> bool {
         false
     }
 
-    /// Returns true if the mode serves NodePorts at localhost, too.
+    /// Returns true if the mode serves NodePorts at loopback addresses.
     fn serves_localhost(&self) -> bool {
         false
     }
 
-    /// Returns true if a frontend must work without interruption when it moves to another Service.
-    /// Modes with separate chains or listening ports for each Service return false.
+    /// Returns true if a frontend must keep working while it moves to another Service. False for
+    /// modes with separate chains or listening ports for each Service.
     fn hands_over(&self) -> bool {
         false
     }
 
-    /// Informs the subject that the daemon's next read misses an entry. The random number selects
-    /// the entry.
+    /// Tells the subject that the daemon's next read misses an entry, selected by this random
+    /// number.
     fn passes_over(&mut self, _which: u64) {}
 
-    /// Informs the subject that a write is complete.
+    /// Tells the subject that the kernel has carried out a write.
     fn done(&mut self, _write: &Write) {}
 
-    /// Returns the kernel's notifications since the last call.
+    /// Returns the notifications that the kernel has sent since the last call.
     fn told(&mut self) -> Vec<Notice> {
         Vec::new()
     }
 
-    /// Returns true if the kernel notifies the daemon of this entry's removal. The daemon then
-    /// restores the entry immediately.
+    /// Returns true if the kernel notifies the daemon when another program removes this entry, so
+    /// that the daemon restores it at once.
     fn is_told(&self, _entry: &str) -> bool {
         false
     }
 
-    /// Returns true if the mode works only while its process runs.
+    /// Returns true if Services work only while the mode's process runs.
     fn ends_with_process(&self) -> bool {
         false
     }
 
-    /// Returns the parts of objects that the kernel permanently refuses. A mode that writes a
-    /// Service port atomically cannot write any Service with such a part.
+    /// Returns the parts that the kernel always refuses. A mode that writes each Service port in
+    /// one piece cannot write a Service with such a part at all.
     fn barred(&self) -> &[RejectedPart] {
         &[]
     }
 
-    /// Makes the kernel permanently refuse one missing entry. Returns a description.
+    /// Makes the kernel always refuse one entry that it does not have yet. Returns a description,
+    /// or `None` if no entry is suitable.
     fn forbid(&mut self, _chance: &mut Chance) -> Option<String> {
         None
     }
 
-    /// Reports whether an entry belongs to a Service.
+    /// Returns true if an entry belongs to this Service.
     fn is_of(&self, entry: &str, value: &str, service: &Service) -> bool {
         let name = service.name.to_string();
         entry.contains(&name) || value.contains(&name)
     }
 
-    /// Reports whether the kernel permanently refuses a write, because the write contains a refused
-    /// part of these Services.
+    /// Returns true if the kernel always refuses this write, because it contains a refused part of
+    /// one of these Services.
     fn is_forbidden(&self, _write: &Write, _barred: &[Service]) -> bool {
         false
     }
 
-    /// Returns the daemon's entries in the kernel, without irrelevant details.
+    /// Returns the daemon's kernel entries, without details that may differ.
     fn ours(&self) -> Entries;
 
-    /// Returns all entries of the daemon in the kernel, including those that [`Self::ours`] omits.
-    /// Such entries are slow to read, and every start creates them.
+    /// Returns all of the daemon's kernel entries, including those that [`Self::ours`] omits
+    /// because they are slow to read and the same after every start.
     fn all_ours(&self) -> Entries {
         self.ours()
     }
 
-    /// Returns true if the kernel may still have this entry at the end, although a fresh start does
-    /// not create it.
+    /// Returns true if this entry may remain at the end, although a start on an empty kernel does
+    /// not write it.
     fn may_stay(&self, _entry: &str) -> bool {
         false
     }
 
-    /// Returns true if an entry's value at the end may differ from the value that a fresh start
-    /// writes (`made`).
+    /// Returns true if an entry at the end may have another value than after a start on an empty
+    /// kernel (`made`).
     fn may_differ(&self, _made: &str) -> bool {
         false
     }
 
-    /// Returns true if a frontend without an endpoint may reach its former endpoints at the end.
+    /// Returns true if a frontend without endpoints may still reach its former endpoints at the
+    /// end.
     fn may_serve_former(&self) -> bool {
         false
     }
 
-    /// Returns the frontends that the daemon cannot serve, because nothing in the kernel proves
-    /// that the daemon created their entries. The daemon treats these entries as foreign, and
-    /// retries.
+    /// Returns the frontends that the daemon does not serve, because no kernel entry proves that
+    /// their virtual servers are its own. It treats these virtual servers as foreign.
     fn unproven(&self) -> BTreeSet<ServiceAddress> {
         BTreeSet::new()
     }
 
-    /// Returns the entry, or `None` if the entry belongs to the frontends in `unproven` (see
-    /// [`Self::unproven`]) or depends on them.
+    /// Returns the entry, or `None` if it belongs to or depends on a frontend in `unproven` (see
+    /// [`Self::unproven`]).
     fn beside(&self, entry: String, _unproven: &BTreeSet<ServiceAddress>) -> Option<String> {
         Some(entry)
     }
 
-    /// Returns true if an entry proves the ownership of an object that the daemon may treat as
-    /// foreign. The daemon may remove such an entry, even if the entry is wanted.
+    /// Returns true if the daemon may remove this entry although it is wanted: the entry proves
+    /// ownership of an object that the daemon treats as foreign.
     fn may_disown(&self, _entry: &str) -> bool {
         false
     }
 
-    /// Returns the entries of other programs that exist now.
+    /// Returns the other programs' entries in the kernel.
     fn foreign(&self) -> Entries {
         Entries::new()
     }
 
-    /// Returns the expected entries of other programs: the content that these programs last wrote.
+    /// Returns the other programs' entries as these programs last wrote them.
     fn foreign_left(&self) -> Entries {
         Entries::new()
     }
 
-    /// Damages entries of the daemon, as another program might. Returns `None` if no entry fits.
+    /// Damages the daemon's kernel entries, as another program might. Returns `None` if no entry is
+    /// suitable.
     fn damage(&mut self, chance: &mut Chance) -> Option<Damage>;
 
-    /// Changes entries of another program, as that program would. Returns a description.
+    /// Changes other programs' own kernel entries. Returns a description, or `None` if nothing
+    /// changes.
     fn change_foreign(&mut self, _chance: &mut Chance) -> Option<String> {
         None
     }
 
-    /// Adds or removes an address of the node.
+    /// Adds or removes an address of the node. Returns the kernel's notification.
     fn change_address(&mut self, chance: &mut Chance) -> Notice;
 
-    /// Returns the notifications that the kernel may send without a change.
+    /// Returns notifications that the kernel may send although nothing has changed.
     fn notices(&self) -> &'static [Notice] {
         &[Notice::Ruleset, Notice::Anything]
     }
 
-    /// Ends the connections of draining endpoints.
+    /// Ends all connections of draining endpoints.
     fn end_connections(&mut self) {}
 
-    /// Returns the result of a start on an empty kernel. The start has these objects, and a node
-    /// with the same addresses.
+    /// Starts the mode on an empty fake kernel with these objects and this node's addresses.
+    /// Returns the state that it reaches.
     fn afresh(&self, model: &Model) -> FreshStart;
 
-    /// Returns the result of a start on an empty kernel of the same kind. If this subject uses the
-    /// real kernel, the start uses another node of the real kernel.
+    /// Starts the mode like [`Self::afresh`], but on the same kind of kernel as this subject. On a
+    /// real kernel, this is a new node.
     ///
     /// # Errors
     ///
-    /// Fails if no such node can be created.
+    /// Returns an error if no new node can be created.
     fn afresh_on_same(&self, model: &Model) -> Result<FreshStart, String> {
         Ok(self.afresh(model))
     }
 
-    /// Returns true if this subject uses this machine's kernel.
+    /// Returns true if the mode runs on this machine's kernel.
     fn is_real(&self) -> bool {
         false
     }
 }
 
-/// Result of a start on an empty kernel.
+/// State that a mode reaches after a start on an empty kernel, to which an event sequence's end is
+/// compared.
 pub struct FreshStart {
     /// The started mode with its kernel.
     pub subject: Box<dyn Subject>,
-    /// Number of entries that the mode can never write, because the kernel refuses them.
+    /// Number of entries that stay pending, because the kernel always refuses them.
     pub pending: usize,
 }
 
-/// Kernel entries that a test makes the kernel refuse permanently.
+/// Part of a Service whose kernel entries a test makes the kernel refuse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RejectedPart {
-    /// Rules, chains and elements of the Service that [`crate::cluster::name`] gives this number.
+    /// The Service with this number (see [`crate::cluster::name`]): its rules, chains and elements.
     Service(u8),
-    /// Rules, chains and elements of this endpoint.
+    /// The endpoint with this address: its rules, chains and elements.
     Endpoint(IpAddr),
-    /// The redirect from this address and port.
+    /// The redirect at this address, protocol and port (userspace mode).
     Portal(IpAddr, Protocol, u16),
 }
 
 impl RejectedPart {
-    /// Returns a random Service or endpoint as the refused part.
+    /// Returns a random Service or a random endpoint.
     pub fn any(family: IpFamily, chance: &mut Chance) -> Self {
         if chance.is_one_in(2) {
             Self::Service(chance.small(SERVICES))
@@ -244,24 +249,24 @@ impl fmt::Display for RejectedPart {
     }
 }
 
-/// Returns the initial addresses of a node.
+/// Returns the addresses that a node has at first.
 pub(crate) fn node_addresses(family: IpFamily) -> [IpAddr; 3] {
     [[127, 0, 0, 1], NODE_ADDRESS, [10, 244, 1, 254]].map(|octets| at(family, octets))
 }
 
-/// Returns the detector of local traffic, with the network of this node's pods.
+/// Returns a detector of local traffic that knows the address range of the node's pods.
 pub(crate) fn detector(family: IpFamily) -> LocalDetector {
     net(family, [10, 244, 1, 0], 24).map_or(LocalDetector::None, LocalDetector::SourceNet)
 }
 
-/// Returns a node that serves NodePorts at all its addresses.
+/// Returns facts of a node that serves NodePorts at all its addresses.
 pub(crate) fn node(family: IpFamily) -> NodeFacts {
     let mut node = NodeFacts::new(family, NODE);
     node.node_port_addresses = NodePortAddresses::All;
     node
 }
 
-/// Adds or removes an address of the node.
+/// Adds a random address to the node, or removes it.
 pub(crate) fn toggle_address(
     family: IpFamily,
     chance: &mut Chance,
@@ -276,17 +281,16 @@ pub(crate) fn toggle_address(
     }
 }
 
-/// Damage that another program has caused to the daemon's entries.
+/// Damage to the daemon's kernel entries by another program.
 #[derive(Debug)]
 pub struct Damage {
-    /// Description of the damage, for the log.
+    /// Description of the damage for the log.
     pub what: String,
-    /// Notification of the damage that the kernel sends to the daemon, if any.
+    /// Notification by which the kernel reports the damage to the daemon, if it reports it.
     pub told: Option<Notice>,
 }
 
-/// Starts a mode on the kernel. A turnstile stands before the kernel in each of the mode's `N`
-/// threads that read and write the kernel.
+/// Starts a mode with `N` worker threads, each with its own gate in front of the kernel.
 pub(crate) fn start<const N: usize, S, K>(
     config: <S::Kinds as Kinds>::Config,
     node: NodeFacts,
@@ -302,8 +306,8 @@ where
     (Box::new(mode), lanes)
 }
 
-/// Runs a new mode on this thread until no immediate work is left. Returns the number of pending
-/// entries.
+/// Runs a new mode in this thread until it has no work within [`SOON`]. Returns the number of
+/// entries that are still pending.
 pub(crate) fn run_afresh<S: KernelAccess<K>, K: Send + 'static>(
     config: <S::Kinds as Kinds>::Config,
     node: NodeFacts,

@@ -1,4 +1,4 @@
-//! Verdicts. A verdict says which endpoint a client's packets reach (if any), and which client
+//! Verdicts on simulated packets: whether a client's packets reach an endpoint, and which client
 //! address the endpoint sees.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,34 +8,33 @@ use proxy::Target;
 
 use crate::stepped_threads::Front;
 
-/// Verdicts of each frontend. Packets to a frontend may take several paths. Each path has one
-/// verdict.
+/// Verdicts by frontend: one for each path that packets to the frontend can take.
 pub type Verdicts = BTreeMap<Front, BTreeSet<Verdict>>;
 
-/// Verdict on the packets that take one path to a frontend.
+/// Result of simulated packets on one path to a frontend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
-    /// The kernel delivers the packets to an endpoint.
+    /// The packets reach this endpoint, which sees this client address.
     Accepted(Target, SeenClient),
     /// The kernel rejects the packets, so that the client gets an error.
     Rejected,
     /// The kernel silently drops the packets.
     Dropped,
-    /// No rule and no virtual server sends the packets to an endpoint.
+    /// The packets match no rule and no virtual server that leads to an endpoint.
     Missed,
 }
 
-/// Client address that an endpoint sees.
+/// Client address that an endpoint sees in a client's packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SeenClient {
-    /// The endpoint sees the client's own address.
+    /// The client's own address.
     Client,
-    /// The endpoint sees the node's address, because of masquerading or a relay process.
+    /// The node's address, after masquerading or through a relay.
     Node,
 }
 
 impl Verdict {
-    /// Returns the endpoint that receives the packets, if any.
+    /// Returns the endpoint that the packets reach, or `None`.
     pub fn target(&self) -> Option<Target> {
         match self {
             Self::Accepted(target, _) => Some(*target),
@@ -43,7 +42,7 @@ impl Verdict {
         }
     }
 
-    /// Converts the simulated path of a packet into a verdict.
+    /// Converts the simulated walk of a packet into a verdict.
     pub(crate) fn of(walk: &Walk) -> Self {
         match (walk.presumed, walk.endpoint) {
             (Fate::Delivered, Some(at)) => {
@@ -61,8 +60,8 @@ impl Verdict {
     }
 }
 
-/// Returns verdicts for these endpoints, each with the same client address. Callers use this
-/// function if they do not evaluate rules, or if a relay carries all connections.
+/// Returns one verdict for each of these endpoints, all with the same client address. For subjects
+/// that simulate no packets, or whose relay carries all connections.
 pub(crate) fn accepted(
     targets: impl IntoIterator<Item = Target>,
     seen: SeenClient,
@@ -73,7 +72,7 @@ pub(crate) fn accepted(
         .collect()
 }
 
-/// Reports whether any endpoint receives packets.
+/// Returns true if packets on at least one path reach an endpoint.
 pub fn is_served(verdicts: &BTreeSet<Verdict>) -> bool {
     verdicts.iter().any(|verdict| verdict.target().is_some())
 }

@@ -1,4 +1,4 @@
-//! Checks that the daemon's writes never take service from clients.
+//! Checks that no write of the daemon takes service from clients.
 //!
 //! A *front* is a frontend: an address, protocol and port of a Service, as clients in one location
 //! see it. The *wanted* verdicts of a front are the verdicts after a start on an empty kernel.
@@ -33,18 +33,18 @@ use crate::stepped_threads::{AffectedClients, ClientLocation, Front, Write};
 use crate::subject::Entries;
 use crate::verdict::{SeenClient, Verdict, Verdicts, is_served};
 
-/// State of a frontend in its present period.
+/// State of a frontend since its present period began.
 #[derive(Debug)]
 struct Period {
-    /// The event that started the period, or `None` if no event started it. The test checks a
-    /// period without such an event only after the daemon was idle.
+    /// Number of the event that started the period. `None` if no event did: then the test checks
+    /// the frontend only after the daemon has been idle.
     since: Option<u64>,
     wanted: BTreeSet<Verdict>,
-    /// The event that set the present wanted verdicts, or `None` if no event set them.
+    /// Number of the event that set the wanted verdicts. `None` if no event did.
     settled: Option<u64>,
     good: BTreeSet<Verdict>,
-    /// True from damage or a refused write until the verdicts are as wanted again. Until then, the
-    /// test does not check the front.
+    /// True after damage or a refused write, until the frontend has its wanted verdicts again. The
+    /// test does not check it meanwhile.
     is_disturbed: bool,
 }
 
@@ -53,8 +53,7 @@ impl Period {
         is_served(&self.wanted)
     }
 
-    /// Returns true if an acceptable (*good*) endpoint receives packets, regardless of the client
-    /// address.
+    /// Returns true if packets reach a good endpoint, whichever client address it sees.
     fn serves(&self, verdicts: &BTreeSet<Verdict>) -> bool {
         let mut targets = verdicts.iter().filter_map(Verdict::target);
         targets.any(|target| self.is_good(target))
@@ -64,9 +63,8 @@ impl Period {
         self.good.iter().any(|good| good.target() == Some(target))
     }
 
-    /// Returns true if the verdict is acceptable (*good*). In three cases, a good endpoint may also
-    /// see the node's address as the client for a short time, because replies still reach the
-    /// client:
+    /// Returns true if a verdict is good. In each of these cases, a good endpoint may see the
+    /// node's address as the client, because replies still reach the client:
     ///
     /// - Another good verdict has the node's address.
     /// - An endpoint saw the node's address before the step.
@@ -82,16 +80,15 @@ impl Period {
         }
     }
 
-    /// Returns true if a good endpoint sees a wrong client address.
+    /// Returns true if a good endpoint sees a client address that it must not see.
     fn shows_wrong_client(&self, verdicts: &BTreeSet<Verdict>, before: &BTreeSet<Verdict>) -> bool {
         let of_good = |verdict: &&Verdict| verdict.target().is_some_and(|to| self.is_good(to));
         let mut of_good = verdicts.iter().filter(of_good);
         of_good.any(|verdict| !self.allows(verdict, before))
     }
 
-    /// Returns true if the front has verdicts and all of them are good. A rejection may be good,
-    /// because the address of a wanted endpoint may reject packets. But if an endpoint is wanted, at
-    /// least one verdict must have an endpoint: packets to the front must not all be rejected.
+    /// Returns true if the frontend has only good verdicts, at least one. If endpoints are wanted,
+    /// a verdict must have an endpoint: rejections may be good, but not alone.
     fn is_right(&self, verdicts: &BTreeSet<Verdict>, before: &BTreeSet<Verdict>) -> bool {
         let is_as_served = is_served(verdicts) || !self.is_served();
         is_as_served
@@ -99,13 +96,13 @@ impl Period {
             && verdicts.iter().all(|verdict| self.allows(verdict, before))
     }
 
-    /// Returns true if the last endpoint stopped getting packets between the verdicts `before` and
-    /// `after`.
+    /// Returns true if packets reached a good endpoint before the step, and reach none after it.
     fn ends(&self, before: &BTreeSet<Verdict>, after: &BTreeSet<Verdict>) -> bool {
         self.is_served() && self.serves(before) && !self.serves(after)
     }
 
-    /// Returns the fault of a step that changed the verdicts from `before` to `after`, if any.
+    /// Returns a description of how the step from the verdicts `before` to `after` breaks the
+    /// frontend. `None` if it does not.
     fn fault(&self, before: &BTreeSet<Verdict>, after: &BTreeSet<Verdict>) -> Option<&'static str> {
         if self.ends(before, after) {
             return Some("is without an endpoint");
@@ -120,27 +117,28 @@ impl Period {
     }
 }
 
-/// Watched frontends, and the wanted entries.
+/// Watched frontends and wanted kernel entries.
 #[derive(Debug, Default)]
 pub struct Watch {
     fronts: BTreeMap<Front, Period>,
-    /// Wanted entries. Each has the event since which it is wanted, or `None` if no event made it
-    /// wanted.
+    /// Wanted entries, each with the number of the event since which it is wanted. `None` if no
+    /// event made it wanted.
     entries: HashMap<String, Option<u64>>,
-    /// Verdicts of each frontend before the next step.
+    /// Verdicts at each frontend before the next step.
     before: Verdicts,
-    /// Service ports that claim each frontend.
+    /// Service ports that claim each frontend, by name.
     claims: BTreeMap<Front, BTreeSet<String>>,
-    /// Frontends that moved to another Service since the last event. The test checks these
-    /// frontends only after the daemon was idle.
+    /// Frontends that the last event moved to another Service. The test checks them only after the
+    /// daemon has been idle.
     handed_over: BTreeSet<Front>,
-    /// Entries that other programs removed and the daemon has not restored yet.
+    /// Entries that other programs have removed and the daemon has not restored.
     lost: BTreeSet<String>,
-    /// Entries that other programs changed and the daemon has not repaired yet.
+    /// Entries that other programs have changed and the daemon has not repaired, with their changed
+    /// values.
     altered: Entries,
     /// True if the last write repaired an entry that another program had changed.
     is_repair: bool,
-    /// True if frontends without endpoints consist of several entries. See
+    /// True if the mode needs several entries for a frontend without endpoints: see
     /// [`Subject::refuses_in_pieces`](crate::subject::Subject::refuses_in_pieces).
     refuses_in_pieces: bool,
     /// True if the kernel has refused a write since the daemon was last idle.
@@ -148,7 +146,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Creates a watch without frontends.
+    /// Creates a watch that watches no frontends yet.
     pub fn new(refuses_in_pieces: bool) -> Self {
         Self {
             refuses_in_pieces,
@@ -156,9 +154,9 @@ impl Watch {
         }
     }
 
-    /// Sets the verdicts and entries that the objects require since the event `since`. Endpoints in
-    /// `makeshift` are good, too, but not wanted. If `may_serve_former` is true, the former
-    /// endpoints of a frontend without an endpoint are good, too.
+    /// Sets the wanted verdicts and entries, which the objects require since event `since`.
+    /// Endpoints in `makeshift` are good but not wanted. With `may_serve_former`, the former
+    /// endpoints of a frontend without endpoints are good.
     pub fn want(
         &mut self,
         verdicts: &Verdicts,
@@ -183,8 +181,8 @@ impl Watch {
                 wanted: BTreeSet::new(),
                 settled: None,
                 good: BTreeSet::new(),
-                // Another program may have damaged entries of this frontend before the period. The
-                // mode may add entries for the period before it notices the damage.
+                // Entries of this frontend may be damaged from before the period, and the mode may
+                // write others before it notices the damage.
                 is_disturbed: !self.claims.is_empty() || has_lost,
             });
             period.good.extend(wanted);
@@ -195,9 +193,9 @@ impl Watch {
                 let unserved = [Verdict::Rejected, Verdict::Dropped, Verdict::Missed];
                 period.good.extend(unserved);
             }
-            // An endpoint may get packets before the rule that masquerades these packets exists. At
-            // a cluster IP, this applies to every endpoint. At any other address, it applies only
-            // to the pod that is itself the client.
+            // Packets may reach an endpoint before the rule that masquerades them exists: at a
+            // ClusterIP for every endpoint, at other addresses only if the client pod is itself the
+            // endpoint.
             let waits_not = |target: &Target| {
                 let is_own = || target.ip == at(front.family(), POD_ADDRESS);
                 let is_loop = || front.from == ClientLocation::Pod && is_own();
@@ -206,7 +204,7 @@ impl Watch {
             let targets = wanted.iter().filter_map(Verdict::target).filter(waits_not);
             let unmasked = targets.map(|target| Verdict::Accepted(target, SeenClient::Client));
             period.good.extend(unmasked);
-            // A virtual server may appear before the rule that exempts its packets from
+            // A virtual server may exist before the rule that exempts its packets from
             // masquerading.
             let targets = wanted.iter().filter_map(Verdict::target);
             let masked = targets.filter(|_| self.refuses_in_pieces);
@@ -229,7 +227,7 @@ impl Watch {
         }
     }
 
-    /// Returns the frontends whose present verdicts the test has not recorded yet.
+    /// Returns those of the frontends that have no recorded verdicts.
     pub fn unseen(&self, fronts: &BTreeSet<Front>) -> BTreeSet<Front> {
         let fronts = fronts.iter().copied();
         fronts
@@ -237,12 +235,12 @@ impl Watch {
             .collect()
     }
 
-    /// Records the verdicts of frontends before the next step.
+    /// Records the verdicts at these frontends before the next step.
     pub fn see(&mut self, verdicts: Verdicts) {
         self.before.extend(verdicts);
     }
 
-    /// Starts a new period for each frontend that moved to other Services.
+    /// Begins a new period for each frontend that other Service ports claim than before.
     pub fn begin_where_others_claim(&mut self, claims: &BTreeMap<Front, BTreeSet<String>>) {
         self.handed_over.clear();
         for (front, by) in claims {
@@ -254,15 +252,16 @@ impl Watch {
         self.claims.clone_from(claims);
     }
 
-    /// Records damage by another program. The test then checks a frontend only after its verdicts
-    /// have been as wanted again.
+    /// Records damage by another program. The test checks each frontend again only after it has had
+    /// its wanted verdicts.
     pub fn damaged(&mut self) {
         for period in self.fronts.values_mut() {
             period.is_disturbed = true;
         }
     }
 
-    /// Records damage by another program, given the entries before and after the damage.
+    /// Records which entries another program has removed or changed, by comparing the entries
+    /// before and after.
     pub fn lose(&mut self, before: &Entries, after: &Entries) {
         for (entry, was) in before {
             match after.get(entry) {
@@ -277,19 +276,19 @@ impl Watch {
         }
     }
 
-    /// Returns true if other programs removed or changed entries that the daemon has not repaired
-    /// yet.
+    /// Returns true if the daemon has yet to repair entries that other programs have removed or
+    /// changed.
     pub fn has_lost(&self) -> bool {
         !(self.lost.is_empty() && self.altered.is_empty())
     }
 
-    /// Returns wanted entries that other programs removed and the daemon has not restored yet.
+    /// Returns the entries that other programs have removed and the daemon has not restored.
     pub fn lost(&self) -> impl Iterator<Item = &str> {
         self.lost.iter().map(String::as_str)
     }
 
-    /// Records the present entries as repaired. The daemon need not restore entries that are no
-    /// longer wanted.
+    /// Records the daemon's repairs, given the entries that the kernel has now. Entries that are no
+    /// longer wanted need no repair.
     pub fn repaired(&mut self, there: &Entries) {
         let wanted = &self.entries;
         let is_missing = |entry: &String| wanted.contains_key(entry) && !there.contains_key(entry);
@@ -300,7 +299,8 @@ impl Watch {
         self.is_repair = self.altered.len() < altered;
     }
 
-    /// Records that the kernel has refused a write.
+    /// Records that the kernel has refused a write. The test does not check the frontends that it
+    /// serves until they have their wanted verdicts.
     pub fn refused(&mut self, write: &Write) {
         self.has_refused = true;
         for (front, period) in &mut self.fronts {
@@ -312,7 +312,7 @@ impl Watch {
         }
     }
 
-    /// Records that the daemon has no work left, so it has processed all events up to `event`.
+    /// Records that the daemon is idle, and so has handled all events up to `event`.
     pub fn rests(&mut self, event: u64) {
         self.has_refused = false;
         let periods = self.fronts.values_mut().map(|period| &mut period.since);
@@ -324,7 +324,8 @@ impl Watch {
         }
     }
 
-    /// Records the present verdicts. `heard` is the last event that all plans and jobs include.
+    /// Records the verdicts after a change. `heard` is the last event that the mode and all running
+    /// jobs have received.
     pub fn note(&mut self, verdicts: Verdicts, heard: u64) {
         for (front, period) in &mut self.fronts {
             let is_known = period.settled.is_some_and(|event| event <= heard);
@@ -339,11 +340,13 @@ impl Watch {
         self.before = verdicts;
     }
 
-    /// Checks a step. Its plan includes the events up to `heard`.
+    /// Checks a write before the kernel carries it out. The mode had received the events up to
+    /// `heard` when it planned the write.
     ///
     /// # Errors
     ///
-    /// Fails if the step removes an entry that was wanted both now and when the step was planned.
+    /// Returns an error if the write removes an entry that is wanted, and was wanted when the mode
+    /// planned the write.
     pub fn may(&self, write: &Write, heard: u64) -> Result<(), String> {
         let Some(entry) = &write.removes else {
             return Ok(());
@@ -356,13 +359,12 @@ impl Watch {
         }
     }
 
-    /// Compares the verdicts after a step with the verdicts before the step. `heard` is the last
-    /// event that the step's plan includes. `by_all` is the last event that every unfinished plan
-    /// includes.
+    /// Checks the verdicts after a write. The mode had received the events up to `heard` when it
+    /// planned the write. `by_all` is the last event that all running jobs had received.
     ///
     /// # Errors
     ///
-    /// Fails if the step broke a frontend.
+    /// Returns an error if the write broke a frontend.
     pub fn after(&mut self, verdicts: Verdicts, heard: u64, by_all: u64) -> Result<(), String> {
         let none = BTreeSet::new();
         let is_repair = std::mem::take(&mut self.is_repair);
@@ -378,18 +380,18 @@ impl Watch {
             if period.is_disturbed || is_news || is_claimed_twice || is_nobody {
                 continue;
             }
-            // After a refused write, one of a frontend's entries may be missing. The remaining
-            // entries then determine the endpoint, and the client address that the endpoint sees.
-            // The test checks neither.
+            // After a refused write, a frontend may lack one of its entries. The others may then
+            // lead to another endpoint or show it another client address, which the test does not
+            // check.
             let is_in_pieces = self.refuses_in_pieces && self.has_refused;
             if is_in_pieces && (front.from == ClientLocation::Pod || !period.ends(before, after)) {
                 continue;
             }
             if let Some(fault) = period.fault(before, after) {
                 if is_repair || !self.altered.is_empty() {
-                    // A damaged entry had no effect at the time of its damage, but now affects this
-                    // frontend. Or the step restored what another program had disabled: for
-                    // example, rules that match members which the daemon is about to remove.
+                    // Damage can take effect later than it happens. And a repair can enable again
+                    // what other damage had disabled, such as rules for members that the daemon is
+                    // about to remove. So this frontend counts as damaged.
                     period.is_disturbed = true;
                     continue;
                 }

@@ -1,5 +1,5 @@
-//! Runs a bounded number of event sequences on the real kernel, in all mode variants that this
-//! kernel supports.
+//! Runs a limited number of random event sequences on a real kernel, in all forms (modes with
+//! flags) that it supports.
 #![allow(clippy::panic, reason = "a test stops at the first surprise")]
 
 use std::time::Duration;

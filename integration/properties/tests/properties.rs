@@ -1,4 +1,4 @@
-//! Runs a bounded number of random event sequences, and all saved event sequences.
+//! Runs a limited number of random event sequences, and all saved event sequences.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::time::Duration;

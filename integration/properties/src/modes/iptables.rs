@@ -1,4 +1,4 @@
-//! The iptables mode, on a fake kernel and on this machine's kernel.
+//! iptables mode as a test subject, on its fake kernel or on this machine's kernel.
 
 mod real;
 
@@ -28,13 +28,14 @@ use crate::subject::{
 use crate::verdict::Verdicts;
 use real::RealKernel;
 
-/// Text that marks rules and chains of other programs.
+/// Text that marks the rules and chains of other programs.
 const THEIRS: &str = "theirs";
 
-/// Lines of the daemon's test write, which shows whether the kernel accepts any write.
+/// Lines of a test transaction, with which the daemon finds out whether the kernel accepts any
+/// write.
 const TRIAL: [&str; 3] = ["*nat", ":KUBE-PROXY-CANARY - [0:0]", "COMMIT"];
 
-/// Chains with a rule for each Service port.
+/// Chains that contain rules for each Service port.
 const SHARED: [&str; 5] = [
     "KUBE-SERVICES",
     "KUBE-NODEPORTS",
@@ -47,12 +48,12 @@ pub(super) fn subject(family: IpFamily, _: &'static str) -> Box<dyn Subject> {
     Box::new(on_the_fake(family))
 }
 
-/// Creates the test subject on this machine's kernel: iptables mode in the calling thread's network
-/// namespace.
+/// Returns iptables mode on this machine's kernel as a test subject, in the network namespace of
+/// the calling thread.
 ///
 /// # Errors
 ///
-/// Fails if the kernel lacks a required feature.
+/// Returns an error if the kernel lacks a feature that the mode needs.
 pub(super) fn on_the_kernel(family: IpFamily, _: &'static str) -> Result<Box<dyn Subject>, String> {
     let mut subject = on_the_fake(family);
     subject.real = Some(RefCell::new(RealKernel::open(family)?));
@@ -79,10 +80,10 @@ fn on_the_fake(family: IpFamily) -> Iptables {
 
 struct Iptables {
     family: IpFamily,
-    /// The fake kernel, or a copy of the state that was last read from the real kernel.
+    /// The fake kernel. On a real kernel: a copy of the state that the test has last read from it.
     kernel: FakeKernel,
     config: Config,
-    /// Rules and chains of other programs, as these programs last wrote them.
+    /// Other programs' rules and chains, as these programs last wrote them.
     theirs: Entries,
     made: usize,
     barred: Vec<RejectedPart>,
@@ -90,8 +91,8 @@ struct Iptables {
 }
 
 impl Iptables {
-    /// Returns the source address of a rule of another program, as `iptables-save` prints the
-    /// address.
+    /// Returns the source address that another program's rule matches, in the notation of
+    /// `iptables-save`.
     fn somebody(&self, number: u8) -> String {
         let length = match self.family {
             IpFamily::V4 => 32,
@@ -100,7 +101,7 @@ impl Iptables {
         format!("{}/{length}", at(self.family, [172, 31, 0, number]))
     }
 
-    /// Returns the kernel's present state.
+    /// Returns the kernel's state. On a real kernel, reads it first.
     fn look(&self) -> MutexGuard<'_, FakeState> {
         if let Some(real) = &self.real {
             real.borrow_mut().look(&self.kernel);
@@ -108,7 +109,7 @@ impl Iptables {
         self.kernel.state()
     }
 
-    /// Applies another program's change to the recorded state, and then to the kernel.
+    /// Makes another program's change in the recorded state, and then in the real kernel, if any.
     fn change<T>(&mut self, how: impl FnOnce(&mut Self) -> T) -> T {
         drop(self.look());
         let before = self.kernel.state().clone();
@@ -119,8 +120,7 @@ impl Iptables {
         done
     }
 
-    /// Returns a test subject with a copy of the recorded kernel state. No daemon process writes to
-    /// this copy.
+    /// Returns a test subject with a copy of the recorded state, to which no daemon writes.
     fn recorded(&self, kernel: FakeKernel) -> Self {
         Self {
             kernel,
@@ -130,7 +130,7 @@ impl Iptables {
         }
     }
 
-    /// Returns the text that identifies the rules of a refused part.
+    /// Returns text by which rules of the refused part can be recognized.
     fn part(&self, barred: RejectedPart) -> String {
         match (barred, self.family) {
             (RejectedPart::Endpoint(address), IpFamily::V6) => format!("[{address}]:"),
@@ -147,8 +147,8 @@ impl Iptables {
                 let is_built_in = !chain.starts_with("KUBE-") && !chain.contains(THEIRS);
                 let mut rules: Vec<&str> = rules.iter().filter(is_of).map(String::as_str).collect();
                 if SHARED.contains(&chain.as_str()) || is_built_in {
-                    // In these chains, the order of rules matters only for some packets. Separate
-                    // checks cover these packets, so this comparison ignores the order.
+                    // The order of rules in these chains matters only for few packets, for which
+                    // the verdicts are checked. So entries of these chains have no position.
                     for rule in rules.drain(..) {
                         let again = entries.entry(format!("{table:?} {rule}")).or_default();
                         again.push('|');
@@ -197,8 +197,8 @@ impl Subject for Iptables {
     }
 
     fn may_stay(&self, entry: &str) -> bool {
-        // If the kernel has refused a rule that replaces a jump to this chain, the old jump stays,
-        // and the chain must stay, too.
+        // If the kernel has refused the rule that replaces a jump to this chain, the old jump
+        // stays, and with it the chain.
         let chain = entry.rsplit(' ').next().unwrap_or_default();
         let target = format!(" -j {chain}");
         let state = self.kernel.state();
@@ -211,9 +211,9 @@ impl Subject for Iptables {
         let addresses = service.cluster_ips.iter().chain(&service.external_ips);
         let mut addresses = addresses.chain(&service.ingress_ips);
         let mut node_ports = service.ports.iter().filter_map(|port| port.node_port);
-        // A rule with an address or NodePort of this Service counts as an entry of this Service,
-        // even if the rule names another Service: until the daemon writes this Service's rules, the
-        // rule of the address's previous owner stays.
+        // A rule with an address or a NodePort of this Service counts as its entry, even if the
+        // rule belongs to another Service: the former owner's rule stays until the daemon writes
+        // this Service's rules.
         entry.contains(&name)
             || value.contains(&name)
             || addresses.any(|address| entry.contains(&format!("-d {address}/")))
@@ -221,8 +221,7 @@ impl Subject for Iptables {
     }
 
     fn is_forbidden(&self, write: &Write, _barred: &[Service]) -> bool {
-        // After the kernel has refused all rules, the daemon writes this test transaction to see
-        // whether the kernel accepts any write.
+        // The daemon writes this test transaction after the kernel has refused all rules.
         if write.what.lines().eq(TRIAL) {
             return !self.barred.is_empty();
         }
@@ -247,7 +246,7 @@ impl Subject for Iptables {
 
     fn verdicts(&self, fronts: &BTreeSet<Front>) -> Verdicts {
         let node = packets::node(self.family, self.addresses());
-        // The call of `addresses` has already read the kernel's present state.
+        // `addresses` has already read the real kernel's state into `self.kernel`.
         let rules = Xtables::of(&self.kernel.saved());
         packets::verdicts(fronts, &[&rules], &node)
     }
@@ -338,7 +337,7 @@ impl Iptables {
         }
         let names: Vec<String> = chains.keys().cloned().collect();
         let name = chance.one_of(&names)?.clone();
-        // This chain belongs to the kubelet.
+        // The kubelet owns this chain.
         if name == "KUBE-FIREWALL" {
             return None;
         }
@@ -402,7 +401,7 @@ impl<K: Kernel> Kernel for Turnstile<K> {
         const PART: &str = "the iptables rules";
         match self.gate.pass(ThreadOperation::Read(PART)) {
             Permit::Go => self.kernel.save(table, line),
-            // `iptables-save` ends before it has printed all rules.
+            // Cuts off the output of `iptables-save`.
             Permit::PassOver(which) => {
                 let mut left = Chance::new(which).index(60);
                 self.kernel.save(table, &mut |text| {
@@ -419,7 +418,7 @@ impl<K: Kernel> Kernel for Turnstile<K> {
 
     fn restore(&mut self, text: Input<'_>) -> Result<(), Refusal> {
         let mut bytes = Vec::new();
-        // Writing to a Vec cannot fail.
+        // Writing to a `Vec` cannot fail.
         let _ = text(&mut bytes);
         let refuse = |kind| {
             let reason = "on purpose".to_owned();
@@ -428,7 +427,7 @@ impl<K: Kernel> Kernel for Turnstile<K> {
         let what = String::from_utf8_lossy(&bytes).into_owned();
         match self.pass_write(what) {
             Permit::Go => self.kernel.restore(text),
-            // `iptables-restore` writes, and is then killed before it reports success.
+            // `iptables-restore` commits, but is killed before it reports success.
             Permit::LoseDone => {
                 self.kernel.restore(text)?;
                 refuse(Kind::TimedOut)

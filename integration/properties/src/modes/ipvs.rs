@@ -1,4 +1,4 @@
-//! The IPVS mode, on a fake kernel and on this machine's kernel.
+//! IPVS mode as a test subject, on its fake kernel or on this machine's kernel.
 
 mod damage;
 mod gate;
@@ -35,17 +35,17 @@ use marks::{mark_at, marked, marked_address};
 use real::RealKernel;
 use switch::EXACT;
 
-/// Creates the test subject on the fake kernel: IPVS mode with the settings of this variant.
+/// Returns IPVS mode on its fake kernel as a test subject, with the flags of `form`.
 pub(super) fn subject(family: IpFamily, form: &'static str) -> Box<dyn Subject> {
     Box::new(on_the_fake(family, form))
 }
 
-/// Creates the test subject on this machine's kernel: IPVS mode with the settings of this variant,
-/// in the calling thread's network namespace.
+/// Returns IPVS mode on this machine's kernel as a test subject, with the flags of `form`, in the
+/// network namespace of the calling thread.
 ///
 /// # Errors
 ///
-/// Fails if the kernel lacks a required feature.
+/// Returns an error if the kernel lacks a feature that the mode needs.
 pub(super) fn on_the_kernel(
     family: IpFamily,
     form: &'static str,
@@ -66,7 +66,7 @@ fn on_the_fake(family: IpFamily, form: &'static str) -> Ipvs {
     let exact = form.contains("exact").then_some(EXACT);
     let vip_mode = match form {
         _ if form.contains("range") => VipMode::Range,
-        // `--ipvs-semantics=exact` needs routes.
+        // `--ipvs-semantics=exact` needs routes instead of bound addresses.
         _ if form.contains("route") || exact.is_some() => VipMode::Route,
         _ => VipMode::Address,
     };
@@ -100,14 +100,14 @@ fn on_the_fake(family: IpFamily, form: &'static str) -> Ipvs {
     }
 }
 
-/// Prefix of the names of an fwmark virtual server. Each name ends with an address whose packets
-/// get the virtual server's mark.
+/// Start of the names of an fwmark virtual server. A name follows for each address whose packets
+/// get its mark.
 const BY_MARK: &str = "server by mark of";
 
-/// Name of the entry for the shim's rules.
+/// Name of the entry that stands for all rules of the shim.
 const RULES: &str = "rules";
 
-/// Returns the network of the cluster IPs.
+/// Returns the range of ClusterIPs.
 fn cluster_ips(family: IpFamily) -> IpNet {
     let prefix = match family {
         IpFamily::V4 => 16,
@@ -118,45 +118,47 @@ fn cluster_ips(family: IpFamily) -> IpNet {
 
 struct Ipvs {
     family: IpFamily,
-    /// The fake kernel, or a copy of the state that was last read from the real kernel.
+    /// The fake kernel. On a real kernel: a copy of the state that the test has last read from it.
     kernel: FakeKernel,
     config: Config,
-    /// Virtual servers of other programs.
+    /// Virtual servers of other programs, as these programs last wrote them.
     foreign: BTreeMap<VirtualServerKey, VirtualServer>,
-    /// Virtual servers of the daemon without a certain proof of ownership: another program may have
-    /// removed the proof, or the kernel has refused the proof for a new virtual server.
+    /// Virtual servers of the daemon whose proof of ownership may be missing: another program has
+    /// removed it, or the kernel has refused it.
     orphans: BTreeSet<VirtualServerKey>,
-    /// Sets and rules of the shim before a switch, until the daemon removes them.
+    /// Sets and rules of the former shim after a change of `--ipvs-shim`, until the daemon removes
+    /// them.
     former: Former,
-    /// Service addresses on the link, according to the kernel's last notification.
+    /// Service addresses on the link at the last call of `told`.
     on_link: BTreeSet<IpAddr>,
-    /// True if the link existed when the kernel last reported changes.
+    /// True if the link existed at the last call of `told`.
     had_link: bool,
-    /// Alternative to [`VipMode::Address`]: a switch changes between these two values of
-    /// `--ipvs-vip-mode`.
+    /// Value of `--ipvs-vip-mode` to which a restart may switch from [`VipMode::Address`], and
+    /// back.
     routed: VipMode,
-    /// Value of `--ipvs-semantics` that a switch sets or replaces. `None` if no switch changes the
-    /// semantics.
+    /// Value of `--ipvs-semantics` that a restart sets or replaces. `None` if the form never
+    /// changes it.
     exact: Option<Semantics>,
-    /// True once the kernel permanently refuses a destination.
+    /// True if the kernel always refuses a destination.
     has_forbidden: bool,
-    /// True if verdicts include rules and sets. On a real kernel, this is false, because the test
-    /// does not read the rules after each step.
+    /// True if verdicts depend on rules and sets. False on a real kernel, whose rules are too slow
+    /// to read after each step.
     asks_rules: bool,
     real: Option<RefCell<RealKernel>>,
 }
 
-/// Leftovers that contain the sets of the former shim.
+/// Places where the former shim has left its sets.
 const FORMER_SETS: [LeftoverPlace; 2] = [LeftoverPlace::Ipsets, LeftoverPlace::OwnTable];
 
-/// Sets with their members, sizes of sets, and the rules that use the sets.
+/// Sets with their members, the sizes of the sets, and the rules that use them.
 type Former = (BTreeMap<Set, BTreeSet<Member>>, BTreeMap<Set, u32>, Rules);
 
 impl Ipvs {
     fn foreign_key(&self, chance: &mut Chance) -> VirtualServerKey {
         let family = self.family;
         match chance.small(4) {
-            // Another program's mark. With exact semantics, mark 3 would be a mark of this proxy.
+            // A mark of another program. With `--ipvs-semantics=exact`, the daemon could own mark
+            // 3.
             3 if self.exact.is_some() => VirtualServerKey::Mark { family, mark: 0x83 },
             3 => VirtualServerKey::Mark { family, mark: 3 },
             host => ServiceAddress::new(at(family, [172, 31, 0, host]), 80, Protocol::Tcp).into(),
@@ -167,8 +169,8 @@ impl Ipvs {
         NodeFacts::new(self.family, NODE)
     }
 
-    /// Returns the kernel's present state. Includes the rules only if `takes_in_rules` is true,
-    /// because reading rules is slow.
+    /// Returns the kernel's state. On a real kernel, reads it first, but the rules only if
+    /// `takes_in_rules` is true, because reading them is slow.
     fn look(&self, takes_in_rules: bool) -> MutexGuard<'_, State> {
         let mut state = self.kernel.state();
         if let Some(real) = &self.real {
@@ -178,8 +180,8 @@ impl Ipvs {
         state
     }
 
-    /// Returns the kernel's state with the members that are still in the sets of the former shim. A
-    /// start reads these members as evidence of ownership, too.
+    /// Returns the kernel's state, with the members that the former shim's sets still have. After a
+    /// restart, they are evidence of ownership as well.
     fn with_former_sets(&self) -> Snapshot {
         let state = self.look(false);
         let mut there = state.snapshot.clone();
@@ -191,7 +193,8 @@ impl Ipvs {
         there
     }
 
-    /// Applies another program's changes from the recorded state to the real kernel.
+    /// Makes another program's change in the real kernel, if there is one: from `before` to the
+    /// recorded state.
     fn follow(&self, before: Option<&Snapshot>) {
         if let (Some(real), Some(before)) = (&self.real, before) {
             let state = self.kernel.state();
@@ -200,9 +203,8 @@ impl Ipvs {
         }
     }
 
-    /// Returns the virtual server. Omits its destinations if all of them drain and the kernel
-    /// permanently refuses a destination. In this state, draining destinations stay until another
-    /// destination works.
+    /// Returns the virtual server without its destinations, if all of them drain and the kernel
+    /// always refuses a destination. Such destinations stay until another destination works.
     fn without_stuck(&self, server: &VirtualServer) -> VirtualServer {
         let serves = server.destinations.iter().any(|real| real.weight > 0);
         let mut server = server.clone();
@@ -219,9 +221,9 @@ impl Ipvs {
             if !self.foreign.contains_key(key) {
                 let server = self.without_stuck(server);
                 let is = format!("{server:?}");
-                // A fresh start may choose another mark for the virtual server. So its names
-                // contain the marked addresses, not the mark. Each address has an entry, which stays
-                // when the set of addresses changes.
+                // Names the virtual server by its marked addresses, because a fresh start may
+                // choose another mark. Each address has its own entry, which stays when others are
+                // added or removed.
                 let names = match key {
                     VirtualServerKey::Mark { mark, .. } => match marked.get(mark) {
                         Some(all) => all.iter().map(|at| format!("{BY_MARK} {at}")).collect(),
@@ -265,8 +267,7 @@ impl Ipvs {
         ours
     }
 
-    /// Returns a test subject with a copy of the recorded kernel state. No daemon process writes to
-    /// this copy.
+    /// Returns a test subject with a copy of the recorded state, to which no daemon writes.
     fn recorded(&self, kernel: FakeKernel) -> Self {
         Self {
             kernel,
@@ -284,7 +285,7 @@ impl Subject for Ipvs {
     }
 
     fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<SteppedThread>) {
-        // Drops the notifications of changes that the kernel made before this start.
+        // Drops notifications of changes from before this start.
         self.told();
         let (config, node) = (self.config.clone(), self.node());
         if let Some(real) = &self.real {
@@ -330,8 +331,8 @@ impl Subject for Ipvs {
         let mut served = Verdicts::new();
         for front in fronts {
             let at = ServiceAddress::new(front.address, front.port, front.protocol);
-            // A set gives a mark to packets of clients outside the cluster. IPVS first looks for a
-            // virtual server of this mark.
+            // For clients outside the cluster, a set may select a mark. IPVS prefers the virtual
+            // server of this mark.
             let is_outside = front.from == ClientLocation::Outside;
             let mark = is_outside.then(|| mark_at(there, at)).flatten();
             let family = self.family;
@@ -363,14 +364,13 @@ impl Subject for Ipvs {
     }
 
     fn refuses_in_pieces(&self) -> bool {
-        // The daemon writes set members before the virtual server, because the members prove that
-        // the daemon owns the virtual server.
+        // The daemon writes set members before the virtual server, because they prove its
+        // ownership.
         true
     }
 
     fn passes_over(&mut self, which: u64) {
-        // If the daemon's read misses a virtual server, this virtual server may lose its proof of
-        // ownership.
+        // A virtual server that the daemon's read misses may lose its proof of ownership.
         let state = self.look(false);
         let at = Chance::new(which).index(state.snapshot.servers.len());
         let key = state.snapshot.servers.keys().nth(at).copied();
@@ -379,9 +379,8 @@ impl Subject for Ipvs {
     }
 
     fn done(&mut self, write: &Write) {
-        // A new virtual server works even if the kernel refused the entries that prove ownership.
-        // The virtual server's address alone proves ownership until a set contains this address
-        // with another port.
+        // Notes a new virtual server whose proof of ownership the kernel has refused. Its address
+        // alone proves ownership only until a set has this address with another port.
         if !write.what.starts_with("add ") {
             return;
         }
@@ -429,7 +428,7 @@ impl Subject for Ipvs {
     fn told(&mut self) -> Vec<Notice> {
         let state = self.kernel.state();
         let there = &state.snapshot;
-        // The daemon gets no notifications of routes.
+        // The kernel sends the daemon no notifications of routes.
         let on_link = match self.config.vip_mode {
             VipMode::Address => there.bound.clone(),
             VipMode::Route | VipMode::Range => there.bound_otherwise.clone(),
@@ -451,15 +450,16 @@ impl Subject for Ipvs {
     }
 
     fn may_stay(&self, entry: &str) -> bool {
-        // If all wanted destinations are refused, the members of the former destinations stay, too.
+        // If the kernel refuses all wanted destinations, the hairpin members of former destinations
+        // stay.
         let is_of_former = self.has_forbidden && entry.starts_with("member LoopBack ");
         let server = entry.strip_prefix("server ");
         let is_orphan = |server| self.orphans.iter().any(|key| key.to_string() == server);
         is_of_former || server.is_some_and(is_orphan)
     }
 
-    /// If the kernel permanently refuses all wanted destinations of a virtual server, its former
-    /// destinations serve until another destination works.
+    /// Returns true once the kernel always refuses a destination: former destinations then serve
+    /// until another destination works.
     fn may_serve_former(&self) -> bool {
         self.has_forbidden
     }
@@ -477,8 +477,8 @@ impl Subject for Ipvs {
     }
 
     fn beside(&self, entry: String, unproven: &BTreeSet<ServiceAddress>) -> Option<String> {
-        // The rules depend on which sets have members, so this comparison skips the rules. The test
-        // compares the effect of the rules at all other frontends.
+        // Skips the rules, which depend on the sets that have members. The verdicts at all other
+        // frontends cover them.
         let is_of = |at: &ServiceAddress| entry == RULES || is_at(&entry, *at);
         (!unproven.iter().any(is_of)).then_some(entry)
     }
@@ -582,8 +582,8 @@ impl Subject for Ipvs {
     }
 }
 
-/// Reports whether an entry is the virtual server at this address, or helps to prove its ownership.
-/// Such entries are the address itself, and set members with its address or port.
+/// Returns true if an entry is the virtual server at this address, or may prove its ownership: the
+/// address itself, or a set member with this address or port.
 fn is_at(entry: &str, at: ServiceAddress) -> bool {
     let (ip, plain) = (at.address.to_string(), Member::from(at).to_string());
     let Some((kind, name)) = entry.rsplit_once(' ') else {
@@ -601,7 +601,7 @@ fn is_at(entry: &str, at: ServiceAddress) -> bool {
     }
 }
 
-/// Returns true if one of these leftovers is still in the kernel.
+/// Returns true if the kernel still has leftovers in one of these places.
 fn is_left(state: &State, places: &[LeftoverPlace]) -> bool {
     let leftovers = state.snapshot.leftovers.iter().flatten();
     let mut there = leftovers.map(|(place, _)| place);

@@ -1,4 +1,4 @@
-//! The nftables mode, on a fake kernel and on this machine's kernel.
+//! nftables mode as a test subject, on its fake kernel or on this machine's kernel.
 
 mod real;
 
@@ -31,24 +31,25 @@ use crate::subject::{
 use crate::verdict::{self, SeenClient, Verdicts, accepted};
 use real::RealKernel;
 
-/// Numbers of Service ports at which the layout changes, for the few Services of a sequence. The
-/// two numbers are adjacent, so the layout depends only on the objects and not on earlier layouts.
+/// Numbers of Service ports at which the layout changes, small enough for the few Services of a
+/// test. They are adjacent, so that the layout depends only on the objects, and not on the previous
+/// layout.
 const SIZES: LayoutSizes = LayoutSizes {
     flat_above: 4,
     upstream_below: 5,
 };
 
-/// Creates the test subject on the fake kernel: nftables mode with the flags of this variant.
+/// Returns nftables mode on its fake kernel as a test subject, with the flags of `form`.
 pub(super) fn subject(family: IpFamily, form: &'static str) -> Box<dyn Subject> {
     Box::new(on_the_fake(family, form))
 }
 
-/// Creates the test subject on this machine's kernel: nftables mode with the flags of this variant,
-/// in the calling thread's network namespace.
+/// Returns nftables mode on this machine's kernel as a test subject, with the flags of `form`, in
+/// the network namespace of the calling thread.
 ///
 /// # Errors
 ///
-/// Fails if the kernel lacks a required feature.
+/// Returns an error if the kernel lacks a feature that the mode needs.
 pub(super) fn on_the_kernel(
     family: IpFamily,
     form: &'static str,
@@ -93,7 +94,7 @@ fn on_the_fake(family: IpFamily, form: &'static str) -> Nftables {
     }
 }
 
-/// Returns the address part of an element's key, as [`Subject::ours`] formats it.
+/// Returns an address as it appears in the key of an element in [`Subject::ours`].
 fn part_of_key(address: IpAddr) -> String {
     let key = match address {
         IpAddr::V4(address) => format!("{:?}", address.octets()),
@@ -104,20 +105,20 @@ fn part_of_key(address: IpAddr) -> String {
 
 struct Nftables {
     family: IpFamily,
-    /// The fake kernel, or a copy of the state that was last read from the real kernel.
+    /// The fake kernel. On a real kernel: a copy of the state that the test has last read from it.
     kernel: FakeKernel,
     config: Config,
     barred: Vec<RejectedPart>,
-    /// True if the layout has changed or may change at any time.
+    /// True if the layout has changed, or can change without a restart.
     has_switched: bool,
-    /// True for the variant in which the number of Service ports determines the layout. A switch
-    /// may configure a fixed layout until the next switch.
+    /// True for the form `nftables-auto`, in which the number of Service ports selects the layout.
+    /// A restart with other flags may fix the layout for some time.
     is_auto: bool,
     real: Option<RefCell<RealKernel>>,
 }
 
 impl Nftables {
-    /// Returns the kernel's present state.
+    /// Returns the kernel's state. On a real kernel, reads it first.
     fn look(&self) -> MutexGuard<'_, FakeState> {
         let mut state = self.kernel.state();
         if let Some(real) = &self.real {
@@ -126,7 +127,7 @@ impl Nftables {
         state
     }
 
-    /// Applies another program's change to the recorded state, and then to the kernel.
+    /// Makes another program's change in the recorded state, and then in the real kernel, if any.
     fn change<T>(&mut self, how: impl FnOnce(&mut FakeState) -> T) -> T {
         let mut state = self.look();
         let before = (state.addresses.clone(), state.table.clone());
@@ -137,8 +138,7 @@ impl Nftables {
         done
     }
 
-    /// Returns a test subject with a copy of the recorded kernel state. No daemon process writes to
-    /// this copy.
+    /// Returns a test subject with a copy of the recorded state, to which no daemon writes.
     fn recorded(&self, kernel: FakeKernel) -> Self {
         Self {
             kernel,
@@ -161,7 +161,7 @@ impl Subject for Nftables {
             let kernel = || NetlinkKernel::new(self.family);
             return start::<2, Scheme, _>(config, node, kernel, now);
         }
-        // The relay belongs to the daemon's process, so its ports close when the process ends.
+        // The relay's listening ports close with the daemon's process.
         self.kernel.state().listening.clear();
         start::<2, Scheme, _>(config, node, || self.kernel.clone(), now)
     }
@@ -199,7 +199,7 @@ impl Subject for Nftables {
         let addresses = service.cluster_ips.iter().chain(&service.external_ips);
         let mut addresses = addresses.chain(&service.ingress_ips);
         let mut node_ports = service.ports.iter().filter_map(|port| port.node_port);
-        // One element of this set may represent the same endpoint of several Services.
+        // Several Services may share an element of this set, if they have the same endpoint.
         entry.starts_with("element hairpin-connections")
             || entry.contains(&name)
             || value.contains(&name)
@@ -219,8 +219,8 @@ impl Subject for Nftables {
             return port.is_some_and(|port| state.taken.contains(&port));
         }
         let words = write.what.split('\n').next().unwrap_or_default();
-        // If the kernel refuses a part of a Service, the Service's previous rules stay. The chains
-        // and elements to which these rules refer must therefore stay, too.
+        // If the kernel refuses a part of a Service, the Service's previous rules stay, and with
+        // them the chains and elements that they use.
         let mut barred = barred.iter().map(|service| service.name.to_string());
         refused.any(|part| words.contains(part)) || barred.any(|name| words.contains(&name))
     }
@@ -234,8 +234,8 @@ impl Subject for Nftables {
     }
 
     fn switch(&mut self, _: &mut Chance) -> Option<String> {
-        // After a switch, entries of the previous layout stay until the daemon has written all
-        // Services. With a refused part, this would never happen.
+        // After a change of layout, entries of the former layout stay until the daemon has written
+        // all Services. With a refused part, this never happens, so the layout must not change.
         if !self.barred.is_empty() {
             return None;
         }
@@ -279,7 +279,7 @@ impl Subject for Nftables {
         match Nft::read(held, self.family) {
             Ok(nft) => {
                 let mut verdicts = packets::verdicts(fronts, &[&nft], &node);
-                // A relay port receives the packets that rules pass to localhost.
+                // Packets that rules pass to localhost reach a listening port of the relay.
                 for (front, verdicts) in &mut verdicts {
                     let is_tcp = front.protocol == Protocol::Tcp;
                     if front.address.is_loopback()
@@ -312,15 +312,15 @@ impl Subject for Nftables {
         for (name, (set, elements)) in &content.sets {
             ours.insert(format!("set {name}"), format!("{set:?}"));
             for (key, element) in elements {
-                // Ignores the comment. The first writer sets the comment, and no later writer can
-                // change it.
+                // Ignores the element's comment, which only the first writer of the element can
+                // set.
                 let element = Element {
                     comment: None,
                     ..element.clone()
                 };
                 if let Some(at) = key.get(4..).filter(|_| name.starts_with("endpoints-")) {
-                    // Ignores the number of the element, because an endpoint keeps its number when
-                    // other endpoints come or go.
+                    // Ignores the element's number, because an endpoint keeps its number when other
+                    // endpoints are added or removed.
                     let to = &element.data;
                     ours.insert(format!("element {name} {at:?} to {to:?}"), String::new());
                     continue;
@@ -329,8 +329,7 @@ impl Subject for Nftables {
             }
         }
         for (name, (chain, rules)) in &content.chains {
-            // Ignores the comment. The first writer sets the comment, and no later writer can
-            // change it.
+            // Ignores the chain's comment, which only the first writer of the chain can set.
             ours.insert(
                 format!("chain {name}"),
                 format!("{:?} {rules:?}", chain.base),
@@ -340,8 +339,8 @@ impl Subject for Nftables {
     }
 
     fn may_stay(&self, entry: &str) -> bool {
-        // A chain for a certain number of endpoints may stay, because other Services with as many
-        // endpoints may use the chain later.
+        // Services with equal numbers of endpoints share such a chain, so it may stay for later
+        // Services.
         entry.starts_with("chain endpoints-of-")
     }
 
@@ -444,7 +443,7 @@ impl Nftables {
                 told(format!("element {key:?} of set {name} is deleted"))
             }
             6 => {
-                // Gives a map element a wrong target: a chain that rejects packets.
+                // Changes a map element's target to a wrong chain, which rejects packets.
                 let chains: Vec<Name> = content.chains.keys().cloned().collect();
                 let chain = chance.one_of(&chains)?.clone();
                 let at = chance.index(content.sets.len());
@@ -487,7 +486,7 @@ impl<K: Kernel> Kernel for Turnstile<K> {
         const PART: &str = "the nftables table kube-proxy";
         match self.gate.pass(ThreadOperation::Read(PART)) {
             Permit::Go => self.kernel.table(tell),
-            // Simulates a write of another program during the read. The read then starts again.
+            // Another program's write during the read makes the daemon read the table again.
             Permit::PassOver(which) => {
                 let mut left = Chance::new(which).index(20);
                 self.kernel.table(&mut |object| {
@@ -512,7 +511,7 @@ impl<K: Kernel> Kernel for Turnstile<K> {
 
     fn listen(&mut self, port: &LocalhostPort) -> Result<(), String> {
         let what = format!("listen at {}: {:?}", port.number, port.serving);
-        // The request goes to another thread of the daemon's process, so its reply cannot be lost.
+        // Another thread of the daemon's own process opens the port, so its reply cannot be lost.
         match self.pass_write(what) {
             Permit::Go | Permit::LoseDone => self.kernel.listen(port),
             _ => Err("on purpose".to_owned()),

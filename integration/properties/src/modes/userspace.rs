@@ -1,4 +1,4 @@
-//! The userspace mode, on a fake kernel.
+//! Userspace mode as a test subject, on its fake kernel.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -53,7 +53,7 @@ impl Subject for Userspace {
     }
 
     fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<SteppedThread>) {
-        // Listening ports close when their process ends. A later process may get the same port
+        // Closes the listening ports of the former process. The new process may get the same port
         // numbers.
         {
             let mut state = self.kernel.state();
@@ -123,8 +123,7 @@ impl Subject for Userspace {
             let to = match front.from {
                 ClientLocation::Node => aim.node,
                 ClientLocation::Pod => aim.pods,
-                // If the redirect has no `via`, no rule redirects packets of clients outside the
-                // cluster.
+                // Without `via`, no rule redirects packets from outside the cluster.
                 ClientLocation::Outside if aim.via.is_none() => continue,
                 ClientLocation::Outside => aim.outside,
             };
@@ -249,7 +248,8 @@ impl Turnstile<FakeKernel> {
         what: String,
         act: impl FnOnce(&mut FakeKernel) -> Result<T, SocketError>,
     ) -> Result<T, SocketError> {
-        // The request goes to another thread of the daemon's process, so its reply cannot be lost.
+        // Another thread of the daemon's own process carries out the request, so its reply cannot
+        // be lost.
         match self.pass_write(what) {
             Permit::Go | Permit::LoseDone => act(&mut self.kernel),
             _ => Err(SocketError::Now(SOCKETS.to_owned())),

@@ -1,3 +1,3 @@
-# Upstream also binds the address to kube-ipvs0. It therefore leaves the same state as in ipvs/clusterip-tcp. The other
-# files link to that case.
+# Adds the Service's ClusterIP to eth0. Upstream binds it to kube-ipvs0 as well, so its state is
+# that of ipvs/clusterip-tcp: the other files of this case link to that case.
 ip addr add 10.96.10.10/32 dev eth0

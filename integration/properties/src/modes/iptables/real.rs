@@ -1,4 +1,4 @@
-//! The iptables mode on this machine's kernel.
+//! iptables mode on this machine's kernel.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -9,11 +9,10 @@ use proxy_iptables::fake::{FakeKernel, FakeState};
 
 use crate::real::{set_addresses, shell};
 
-/// Access to the kernel for observing and damaging its state.
+/// Access to the real kernel for the test itself, which reads and damages the kernel's state.
 pub(super) struct RealKernel {
     family: IpFamily,
-    /// Reader of iptables for the test. Like the reader of another program, it shares no cache with
-    /// the daemon.
+    /// Reader of iptables rules for the test. It shares no cache with the daemon's reader.
     iptables: Iptables,
 }
 
@@ -23,15 +22,15 @@ pub(super) struct RealKernel {
     reason = "a kernel that cannot be read or damaged ends the history"
 )]
 impl RealKernel {
-    /// Opens the kernel, in the calling thread's network namespace.
+    /// Opens the kernel's interfaces in the network namespace of the calling thread.
     pub(super) fn open(family: IpFamily) -> Result<Self, String> {
         let iptables = Iptables::choose(None).map_err(|error| error.to_string())?;
         iptables.check(family).map_err(|error| error.to_string())?;
         Ok(Self { family, iptables })
     }
 
-    /// Returns the iptables programs for a simulated daemon process. They have the same backend as
-    /// the test's own programs.
+    /// Returns the iptables programs for a simulated process of the daemon, with the backend of the
+    /// test's own programs.
     pub(super) fn programs(&self) -> Iptables {
         let chosen = Iptables::choose(Some(self.iptables.backend()));
         chosen.expect("iptables, which was there")
@@ -41,7 +40,7 @@ impl RealKernel {
         route_netlink::all_addresses(self.family, &[]).expect("the addresses")
     }
 
-    /// Reads the kernel's present state into `there`.
+    /// Reads the real kernel's state into `there`.
     pub(super) fn look(&mut self, there: &FakeKernel) {
         let saved = self.iptables.save(self.family).expect("the rules");
         there.flush();
@@ -49,7 +48,8 @@ impl RealKernel {
         there.state().addresses = self.addresses();
     }
 
-    /// Changes the kernel from the state `before` to the state `after`, as another program would.
+    /// Makes another program's change in the real kernel: from the state `before` to the state
+    /// `after`.
     pub(super) fn follow(&mut self, before: &FakeState, after: &FakeKernel) {
         set_addresses(&before.addresses, &after.state().addresses);
         if before.tables == after.state().tables {
@@ -62,7 +62,7 @@ impl RealKernel {
             (IpFamily::V6, Backend::Nft) => "ip6tables-nft-restore",
         };
         let text = after.saved();
-        // None of these rules contains a shell quote.
+        // No line of the rules is `END`, which ends the input.
         let restored = shell(&format!("{program} -w 5 <<'END'\n{text}END\n"));
         assert!(restored.is_some(), "{program} does not take\n{text}");
     }

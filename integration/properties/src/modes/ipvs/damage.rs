@@ -1,4 +1,4 @@
-//! Changes by other programs, both to the daemon's entries in IPVS mode and to their own entries.
+//! Changes by other programs, to the daemon's entries in IPVS mode and to their own entries.
 
 use chance::Chance;
 use proxy::{Notice, Protocol, Target};
@@ -22,8 +22,7 @@ impl Ipvs {
             .filter(|key| !foreign.contains_key(key))
             .copied()
             .collect();
-        // Returns damage without a notification. Only the damage of addresses and links has a
-        // notification.
+        // Damage that the kernel does not report. It reports only damage to addresses and links.
         let untold = |what: String| Some(Damage { what, told: None });
         match chance.below(10) {
             0 => {

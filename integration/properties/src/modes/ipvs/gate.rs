@@ -1,5 +1,4 @@
-//! The gate in front of the kernel in IPVS mode. Each read and write of the daemon waits at the
-//! gate.
+//! Gate in front of the kernel of IPVS mode, at which each read and write of the daemon waits.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -113,7 +112,7 @@ fn write(op: &Op) -> Write {
                     Member::Port(_) => AffectedClients::All,
                 },
                 Op::CreateSet(..) | Op::WriteRules { .. } => AffectedClients::All,
-                // The loss of any other single entry affects no client.
+                // No client needs any other single entry.
                 _ => AffectedClients::Nobody,
             },
         },

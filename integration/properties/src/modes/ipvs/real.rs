@@ -1,4 +1,4 @@
-//! The IPVS mode on this machine's kernel.
+//! IPVS mode on this machine's kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,17 +12,17 @@ use proxy_ipvs::{
 pub(super) use crate::real::set_addresses;
 use crate::real::{delete_link, shell};
 
-/// Access to the kernel for observing and damaging its state.
+/// Access to the real kernel for the test itself, which reads and damages the kernel's state.
 pub(super) struct RealKernel {
     family: IpFamily,
-    /// Reader of iptables for the test, or `None` if iptables does not work here. Like the reader
-    /// of another program, it shares no cache with the daemon.
+    /// Reader of iptables rules for the test, or `None` if iptables does not work on this machine.
+    /// It shares no cache with the daemon's reader.
     iptables: Option<Iptables>,
     has_nftables: bool,
     eyes: Option<(Config, NetlinkKernel)>,
 }
 
-/// A simulated daemon process, with the settings from which its threads open the kernel.
+/// A simulated process of the daemon: the settings with which its threads open the kernel.
 pub(super) struct Process {
     family: IpFamily,
     config: Config,
@@ -30,7 +30,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Opens the kernel for one thread.
+    /// Opens the kernel for one of the process's threads.
     pub(super) fn kernel(&self) -> NetlinkKernel {
         NetlinkKernel::lazy(self.family, self.carrier.clone()).with_vip_mode(self.config.vip_mode)
     }
@@ -42,7 +42,7 @@ impl Process {
     reason = "a kernel that cannot be read or damaged ends the history"
 )]
 impl RealKernel {
-    /// Opens the kernel, in the calling thread's network namespace.
+    /// Opens the kernel's interfaces in the network namespace of the calling thread.
     pub(super) fn open(family: IpFamily, config: &Config) -> Result<Self, String> {
         let iptables = Iptables::choose(None).ok();
         let real = Self {
@@ -59,7 +59,7 @@ impl RealKernel {
         Ok(real)
     }
 
-    /// Returns true if the kernel supports this shim.
+    /// Returns true if the kernel supports this shim of IPVS mode.
     pub(super) fn has(&self, style: ShimStyle) -> bool {
         match style {
             ShimStyle::Nftables => self.has_nftables,
@@ -79,7 +79,7 @@ impl RealKernel {
         Carrier::Iptables(chosen)
     }
 
-    /// Starts another process of the daemon.
+    /// Starts a simulated process of the daemon with these settings.
     pub(super) fn process(&mut self, config: &Config) -> Process {
         self.eyes = None;
         Process {
@@ -100,10 +100,10 @@ impl RealKernel {
         &mut self.eyes.insert(eyes).1
     }
 
-    /// Reads the kernel's present state into `there`.
+    /// Reads the real kernel's state into `there`, with the rules only if `takes_in_rules` is true.
     pub(super) fn look(&mut self, config: &Config, there: &mut Snapshot, takes_in_rules: bool) {
-        // A `NetlinkKernel` searches for leftovers of another shim only once. If the rules are
-        // needed, `eyes` therefore returns a new `NetlinkKernel` at each call.
+        // A `NetlinkKernel` searches only once for leftovers of another shim, so each read of the
+        // rules needs a new one.
         let eyes = self.eyes(config, takes_in_rules);
         there.servers = eyes.read_servers().expect("the virtual servers");
         let sets = eyes.read_sets().expect("the sets");
@@ -122,7 +122,8 @@ impl RealKernel {
         }
     }
 
-    /// Changes the kernel from the state `before` to the state `after`, as another program would.
+    /// Makes another program's change in the real kernel: from the state `before` to the state
+    /// `after`.
     pub(super) fn follow(&mut self, config: &Config, before: &Snapshot, after: &Snapshot) {
         set_addresses(&before.interface_addresses, &after.interface_addresses);
         let mut ops = Vec::new();
@@ -154,7 +155,7 @@ impl RealKernel {
         }
     }
 
-    /// Flushes rules, as a firewall does when it restarts.
+    /// Flushes all rules of this shim, as a firewall does at its restart.
     fn flush(&self, style: ShimStyle) {
         let is_ipv4 = self.family == IpFamily::V4;
         if style == ShimStyle::Nftables {

@@ -1,4 +1,4 @@
-//! Changes of the IPVS mode's settings between two starts.
+//! Changes of IPVS mode's flags between two starts.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -14,7 +14,8 @@ use crate::subject::Subject as _;
 pub(super) const EXACT: Semantics = Semantics::Exact(MarkBits::DEFAULT);
 
 impl Ipvs {
-    /// Changes a setting for the next start. Returns a description.
+    /// Changes a flag of IPVS mode for the next start. Returns a description, or `None` if the form
+    /// allows no change.
     pub(super) fn switch_settings(&mut self, chance: &mut Chance) -> Option<String> {
         if self.exact.is_some() && chance.is_one_in(2) {
             return Some(self.switch_semantics(chance));
@@ -25,8 +26,8 @@ impl Ipvs {
         self.switch_shim(chance)
     }
 
-    /// Switches between both values of `--ipvs-semantics`. `exact` needs routes, while `upstream`
-    /// supports each `--ipvs-vip-mode`.
+    /// Changes `--ipvs-semantics` to its other value. `exact` needs an `--ipvs-vip-mode` with
+    /// routes (`route` or `range`); `upstream` supports every value.
     fn switch_semantics(&mut self, chance: &mut Chance) -> String {
         let vip_mode = self.config.vip_mode;
         if self.config.semantics.is_exact() {
@@ -84,8 +85,9 @@ impl Ipvs {
         state.shim = style;
         let is_native = |style| style == ShimStyle::Nftables;
         if !is_real && is_native(before) != is_native(self.config.shim) {
-            // Moves the present sets to `former`, and records them as leftovers of the other shim.
-            // If leftovers of an earlier switch still exist, makes them the present sets again.
+            // Moves the sets of the present shim to `former`, as leftovers for the daemon to
+            // remove. If a switch back follows before they are removed, they become the present
+            // sets again.
             let there = &mut state.snapshot;
             let is_left = there.leftovers.iter().flatten().next().is_some();
             let mut other = if is_left {

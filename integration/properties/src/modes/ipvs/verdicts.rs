@@ -1,5 +1,4 @@
-//! Converts the kernel state of IPVS mode (rules, sets and virtual servers) into the input of a
-//! packet simulation.
+//! Converts the state of IPVS mode (rules, sets, virtual servers) for the simulation of packets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -17,8 +16,8 @@ use crate::packets;
 use crate::stepped_threads::Front;
 use crate::verdict::Verdicts;
 
-/// Returns the verdicts at these frontends, computed from virtual servers, addresses, sets and
-/// rules. `former` are the sets and rules of the former shim if its rules are still in the kernel.
+/// Returns the verdicts on packets to these frontends, from virtual servers, addresses, sets and
+/// rules. `former` has the former shim's sets and rules, if its rules are still in the kernel.
 pub(super) fn verdicts(
     fronts: &BTreeSet<Front>,
     state: &State,
@@ -51,7 +50,7 @@ pub(super) fn verdicts(
     packets::verdicts(fronts, &rulesets, &node)
 }
 
-/// Returns the table of `--ipvs-shim=nftables` in the form that a packet simulation reads.
+/// Converts the nf_tables table of `--ipvs-shim=nftables` for the simulation of packets.
 fn in_memory(
     rules: &Rules,
     sets: &BTreeMap<Set, BTreeSet<Member>>,
@@ -69,7 +68,7 @@ fn in_memory(
     held
 }
 
-/// Formats a set as `ipset save` does: its name, its type, and its members.
+/// Formats a set like `ipset save`: its name, its type and its members.
 fn saved_set(
     set: Set,
     members: &BTreeSet<Member>,
@@ -110,7 +109,7 @@ fn node(state: &State) -> Snapshot {
     node
 }
 
-/// Formats a member as `ipset save` does.
+/// Formats a member of a set like `ipset save`.
 fn saved_member(member: &Member) -> String {
     match member {
         Member::AddressPortMark(address, protocol, port, mark) => {
@@ -151,8 +150,8 @@ fn entry(key: VirtualServerKey, server: &VirtualServer) -> Option<(ServiceKey, S
     ))
 }
 
-/// Formats rules as `iptables-save` prints them. The daemon inserts each jump at the head of its
-/// chain, so the last jump comes first.
+/// Formats rules like `iptables-save`. The daemon inserts each jump at the head of its chain, so
+/// the kernel has the jumps in reverse order.
 fn saved(rules: &Rules) -> String {
     let mut lines: Vec<String> = Vec::new();
     let mut head = 0;

@@ -1,4 +1,4 @@
-//! The nftables mode on this machine's kernel.
+//! nftables mode on this machine's kernel.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use proxy_nftables::{Kernel as _, Layout, LocalhostNodePorts, NetlinkKernel, Obj
 
 use crate::real::set_addresses;
 
-/// Access to the kernel for observing and damaging its state.
+/// Access to the real kernel for the test itself, which reads and damages the kernel's state.
 pub(super) struct RealKernel {
     family: IpFamily,
     kernel: NetlinkKernel,
@@ -22,7 +22,7 @@ pub(super) struct RealKernel {
     reason = "a kernel that cannot be read or damaged ends the history"
 )]
 impl RealKernel {
-    /// Opens the kernel, in the calling thread's network namespace.
+    /// Opens the kernel's interfaces in the network namespace of the calling thread.
     pub(super) fn open(family: IpFamily, layout: Layout) -> Result<Self, String> {
         proxy_nftables::probe(family, layout, LocalhostNodePorts::Off)
             .map_err(|error| error.to_string())?;
@@ -30,7 +30,7 @@ impl RealKernel {
         Ok(Self { family, kernel })
     }
 
-    /// Reads the kernel's present state into `state`.
+    /// Reads the real kernel's state into `state`.
     pub(super) fn look(&mut self, state: &mut FakeState) {
         state.addresses = self.kernel.addresses().expect("the addresses");
         let mut there: Option<Content> = None;
@@ -70,7 +70,8 @@ impl RealKernel {
         state.table = there;
     }
 
-    /// Changes the kernel from the state `before` to the state `after`, as another program would.
+    /// Makes another program's change in the real kernel: from the state `before` to the state
+    /// `after`.
     pub(super) fn follow(
         &mut self,
         before: &(BTreeSet<IpAddr>, Option<Content>),
