@@ -1,4 +1,5 @@
-//! Writes the files of `tests/data`: nat tables in the binary layout of a real kernel.
+//! Writes the files of `tests/data`: nat tables in the kernel's binary layout, captured from a real
+//! kernel.
 //!
 //! ```text
 //! cargo build -p lab && cargo build -p bench --example capture_rules
@@ -8,8 +9,8 @@
 //! done
 //! ```
 //!
-//! `iptables-legacy-restore` loads the rules. Each output line is one rule in hex (`struct
-//! ipt_entry`).
+//! Loads the rules with `iptables-legacy-restore`. Prints each rule (`struct ipt_entry`) in
+//! hexadecimal, one per line.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -18,7 +19,7 @@ use std::process::Command;
 use iptables::LegacyTables;
 use proxy::IpFamily;
 
-/// Byte range of an entry's field `next_offset`, the distance to the next entry.
+/// Position of the field `next_offset` in an entry: distance to the next entry.
 const NEXT: std::ops::Range<usize> = 90..92;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,32 +1,32 @@
-//! Predicts the duration of each cell (one benchmark run), so that the benchmark starts only cells
-//! that can finish in time.
+//! Predicts how long each cell (one benchmark run) takes, so that a run starts only cells that can
+//! finish in time.
 //!
 //! The expected durations were measured on an idle machine (2 cores of 2024, User Mode Linux). On
-//! another machine, or on a busy machine, all durations differ by about the same factor. The budget
-//! learns this factor from finished cells.
+//! another or a busy machine, all durations differ by about the same factor, which finished cells
+//! tell.
 //!
-//! For other kube-proxies, the durations are estimates from upstream's 1.36. Each of these programs
-//! has its own factor, so that a wrong estimate does not look like a slow machine.
+//! For other kube-proxies, the expected durations are those of upstream's 1.36. Each of them has
+//! its own factor, so that a wrong estimate does not look like a slow machine.
 
 use std::collections::BTreeMap;
 
 use crate::schema::{Axis, Cell, FLAT, Mode, SubjectKind};
 
-/// Seconds for booting the VM, setting up its nodes, and shutting down.
+/// Time in seconds for booting the VM, creating its nodes, and powering off.
 const AROUND: f64 = 1.6;
-/// Weight of the initial factor 1, in seconds. Once the finished cells have taken this long in
-/// total, their factor and the initial factor count equally.
+/// Weight, in seconds, of the assumption that this machine is as fast as expected. After finished
+/// cells of this total duration, their factor counts as much as the assumption.
 const PRIOR: f64 = 60.0;
 
-/// Expected and actual durations of the finished cells.
+/// Expected and actual durations of finished cells.
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
     ours: Account,
-    /// Durations of other kube-proxies, by the name of the measured program.
+    /// Durations of cells of other kube-proxies, by the subject's name.
     others: BTreeMap<String, Account>,
 }
 
-/// Total expected and total actual duration of the finished cells, in seconds.
+/// Sum of the expected durations, and sum of the actual durations, in seconds.
 #[derive(Debug, Clone, Copy, Default)]
 struct Account {
     expected: f64,
@@ -34,7 +34,8 @@ struct Account {
 }
 
 impl Budget {
-    /// Returns the expected seconds of a cell, corrected by the durations of finished cells.
+    /// Returns the expected duration of a cell in seconds, corrected by the durations of finished
+    /// cells.
     pub(crate) fn expected(&self, cell: &Cell) -> f64 {
         let account = if cell.subject.kind.is_other() {
             self.others.get(&cell.subject.name).unwrap_or(&self.ours)
@@ -44,7 +45,7 @@ impl Budget {
         seconds(cell) * (PRIOR + account.took) / (PRIOR + account.expected)
     }
 
-    /// Records the duration of a finished cell.
+    /// Records that a cell took `took_s` seconds.
     pub(crate) fn learn(&mut self, cell: &Cell, took_s: f64) {
         let account = if cell.subject.kind.is_other() {
             let name = cell.subject.name.clone();
@@ -57,7 +58,7 @@ impl Budget {
     }
 }
 
-/// Returns the expected seconds of a cell (one benchmark run) on an idle machine.
+/// Returns the expected duration of a cell (one benchmark run) on an idle machine, in seconds.
 pub(crate) fn seconds(cell: &Cell) -> f64 {
     let services = f64::from(cell.size.services) / 1e4;
     let mode = match &cell.subject.kind {
@@ -77,8 +78,8 @@ pub(crate) fn seconds(cell: &Cell) -> f64 {
         Axis::Restart => 0.7 + start * if is_iptables { 1.6 } else { 0.4 },
         Axis::Add => 5.5 + if is_iptables { 22.0 * services } else { 0.5 },
         Axis::Change if mode.is_none() => 0.2,
-        // The changes take a sixth of the limit, and the warm-up takes a quarter of this sixth. The
-        // cell makes at least ten changes.
+        // Changes take a sixth of the time limit, and warm-up changes a quarter of that. The cell
+        // makes at least ten changes.
         Axis::Change if cell.subject.kind.is_other() => {
             5.5 + limit / f64::from(cell.patience()) / 5.0 + 10.0 * services
         }
@@ -93,10 +94,9 @@ pub(crate) fn seconds(cell: &Cell) -> f64 {
         Axis::Delete => 5.5 + 8.0 * services,
         #[allow(clippy::cast_precision_loss, reason = "a few minutes")]
         Axis::Idle => 5.5 + cell.idle_s as f64,
-        // Covers two storms of ten seconds, the recovery after each storm, and a quiet period after
-        // each occasion.
+        // Two storms of ten seconds, the recovery from each, and an idle time after each occasion.
         Axis::Api => 65.0,
-        // For each packet, the kernel walks the rules of all Services.
+        // In iptables mode, the kernel walks through the rules of all Services for each packet.
         Axis::First if is_iptables => 1.3 + services * services,
         Axis::First => 1.0,
         Axis::Connect | Axis::Udp => 4.0,
@@ -105,31 +105,30 @@ pub(crate) fn seconds(cell: &Cell) -> f64 {
     };
     let all = AROUND + start + rest;
     if cell.is_counting {
-        // Adds the cost of strace, and the wait until the measured program is idle.
+        // Adds the cost of strace, and the time until the measured program is idle.
         all * 1.5 + 3.5
     } else {
         all
     }
 }
 
-/// Returns true if the measured program is expected to exceed the cell's time limit.
+/// Returns true if the measured program is likely to exceed the cell's time limit.
 pub(crate) fn is_over(cell: &Cell) -> bool {
     #[allow(clippy::cast_precision_loss, reason = "minutes")]
     let limit = cell.limit_s as f64;
     start(cell) > limit
 }
 
-/// Returns the seconds from the program's start until the kernel has all its Services. Includes the
-/// benchmark's last check of the kernel.
+/// Returns the time in seconds from the program's start until the kernel has all Services,
+/// including the benchmark's comparison of the whole state.
 fn start(cell: &Cell) -> f64 {
     let services = f64::from(cell.size.services) / 1e4;
     let endpoints = services * f64::from(cell.size.endpoints) / 2.0;
     let subject = &cell.subject.kind;
-    // Seconds per ten thousand Services or endpoints. The cost of addresses on a device grows with
-    // the square of the number of addresses.
+    // Seconds per 10,000 Services or endpoints. The cost of addresses on a device grows with the
+    // square of their number.
     let (fixed, by_service, by_endpoint, by_square) = match subject {
-        // Upstream's IPVS mode is slow, because it starts several processes for each Service and
-        // endpoint.
+        // Upstream's IPVS mode starts several processes for each Service and endpoint.
         SubjectKind::KubeProxy {
             mode: Mode::Ipvs,
             is_ours: false,
@@ -139,7 +138,7 @@ fn start(cell: &Cell) -> f64 {
             mode: Mode::Iptables,
             ..
         } => (1.0, 3.0, 4.0, 1.0),
-        // For each Service, the kernel walks the list of all maps in the table.
+        // For each Service, the kernel walks through the list of all maps of the table.
         SubjectKind::KubeProxy {
             mode: Mode::Nftables,
             is_ours: false,

@@ -1,21 +1,21 @@
-//! Counts the system calls of the measured program, from the output of strace.
+//! Counts the measured program's system calls in the output of strace.
 
 use std::collections::BTreeMap;
 
 use crate::schema::Counts;
 
-/// Maximum number of system calls that the report lists by name, the most frequent first.
+/// Maximum number of system calls to report by name, the most frequent first.
 const NAMED: usize = 12;
 
-/// Counts the system calls in the output of `strace -f -s 1000000 -o FILE`. If the output begins
-/// with the start of the traced program, the number of started programs includes that start.
+/// Counts the system calls in the output of `strace -f -s 1000000 -o FILE`. If the output includes
+/// the start of the traced program, this counts as a started program.
 pub(crate) fn count(trace: &str) -> Counts {
     let mut counts = Counts::default();
     let mut by_name: BTreeMap<&str, u64> = BTreeMap::new();
     for line in trace.lines() {
-        // A system call looks like `123   sendto(5, ...) = 20`. If another thread interrupts it,
-        // its end is `123 <... read resumed>`. The lines `123 +++ exited with 0 +++` and `123 ---
-        // SIGCHLD ...` are not calls.
+        // A system call has the form `123   sendto(5, ...) = 20`, or if another thread interrupts
+        // it, ends with `123 <... read resumed>`. Lines such as `123 +++ exited with 0 +++` and
+        // `123 --- SIGCHLD ...` are no calls.
         let call = line
             .trim_start_matches(|c: char| c.is_ascii_digit())
             .trim_start();
@@ -33,8 +33,8 @@ pub(crate) fn count(trace: &str) -> Counts {
         counts.system_calls += 1;
         *by_name.entry(name).or_default() += 1;
         if matches!(name, "sendto" | "sendmsg" | "sendmmsg") {
-            // The kernel rolls back an nftables transaction that has no end message. Such a
-            // transaction is only a test, so it does not count as a write.
+            // A batch for nf_tables without an end message only tests the kernel, which rolls it
+            // back. It is no write.
             let is_undone =
                 rest.contains("NFNL_MSG_BATCH_BEGIN") && !rest.contains("NFNL_MSG_BATCH_END");
             for message in rest.split("nlmsg_len=").skip(1) {
@@ -60,8 +60,8 @@ pub(crate) fn count(trace: &str) -> Counts {
     counts
 }
 
-/// Returns true if this `setsockopt` replaces a table of legacy iptables: option 64 of the level IP
-/// or IPv6. strace prints a number, or the name that option 64 has at another level.
+/// Returns true if this `setsockopt` replaces a table of legacy iptables (`IPT_SO_SET_REPLACE`,
+/// 64). strace prints the option as a number, or by the name that it has at another level.
 fn is_replacement(arguments: &str) -> bool {
     let mut words = arguments.split(", ").skip(1);
     let (level, option) = (words.next(), words.next().unwrap_or_default());
@@ -69,21 +69,21 @@ fn is_replacement(arguments: &str) -> bool {
         && (option.contains("SO_SET_REPLACE") || option.starts_with("0x40"))
 }
 
-/// Returns the name of the write that a netlink message requests. Returns `None` if the message
-/// only reads. `message` begins with the value of `nlmsg_len`.
+/// Returns the name of the kernel write that a netlink message requests, or `None` if it only
+/// reads. `message` begins with the value of `nlmsg_len`.
 fn write(message: &str) -> Option<String> {
     let (_, rest) = message.split_once("nlmsg_type=")?;
     let kind: String = rest
         .chars()
         .take_while(|c| !matches!(c, ',' | ' '))
         .collect();
-    // strace cannot name the message types on a socket that was opened before strace started. The
-    // type `0x12` is RTM_GETLINK of rtnetlink. Generic netlink families begin at 0x13.
+    // strace cannot name message types on a socket that was opened before it started. `0x12` is
+    // RTM_GETLINK of rtnetlink; families of generic netlink begin at 0x13.
     if kind == "0x12" {
         return None;
     }
     if kind == "IPVS" || kind.starts_with("0x") {
-        // This is a generic netlink family, in which the first byte of the content is the command.
+        // In a generic netlink family, the first byte of the content is the command.
         // IPVS_CMD_GET_SERVICE, GET_DEST, GET_DAEMON, GET_CONFIG and GET_INFO only read.
         let name = match command(rest) {
             Some(4 | 8 | 11 | 13 | 15) => return None,
@@ -103,8 +103,8 @@ fn write(message: &str) -> Option<String> {
     (!reads.iter().any(|read| kind.contains(read))).then_some(kind)
 }
 
-/// Returns the first byte of a message's content. strace prints the content as a string: `},
-/// "\x08\x01..."`.
+/// Returns the first byte of a message's content, which strace prints as a string:
+/// `}, "\x08\x01..."`.
 fn command(message: &str) -> Option<u8> {
     let (_, content) = message.split_once("}, \"\\x")?;
     u8::from_str_radix(content.get(..2)?, 16).ok()

@@ -1,14 +1,14 @@
-//! The bare loader of IPVS mode, called `floor`. It writes the final state as fast as the kernel
-//! allows, so its time is the lower bound for a kube-proxy.
+//! The bare loader of IPVS mode: a program that only writes the final state, as fast as the kernel
+//! allows. Its time is a lower bound for a kube-proxy.
 //!
-//! - It has no API server, no object model and no read-back.
-//! - It prepares its messages before the clock starts. Only set members are encoded during the
-//!   measurement.
-//! - After preparation, the loader stops itself (SIGSTOP). The benchmark starts the clock and
-//!   continues the loader (SIGCONT).
+//! - It has no API server and no object model, and reads nothing back.
+//! - It prepares its messages before the clock starts. Only messages for set members and addresses
+//!   are encoded during the measurement.
+//! - After the preparation, it stops itself (SIGSTOP). The benchmark starts the clock, and
+//!   continues it (SIGCONT).
 //! - It writes in the daemon's order: sets, members, rules, virtual servers with destinations,
 //!   addresses.
-//! - Like the daemon, it writes the iptables rules with one `iptables-restore` per family.
+//! - Like the daemon, it writes the iptables rules with one `iptables-restore` for each IP family.
 
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddrV4};
@@ -29,16 +29,16 @@ use crate::objects::{CLUSTER_CIDR, Objects, PORT, changed};
 use crate::process::Process;
 use crate::schema::{Axis, Cell, SubjectKind};
 
-/// Minimum capacity of a set (`maxelem`). The daemon uses the same number.
+/// Minimum size of an ipset (`maxelem`), as in the daemon.
 const LEAST_ROOM: u32 = 65_536;
-/// Line that the bare loader prints when its messages are prepared.
+/// Line that the bare loader prints once it has prepared its messages.
 const READY: &str = "ready";
-/// Minimum time limit for the bare loader's preparation. For the axis `change`, the preparation
-/// includes writing the whole state.
+/// Minimum time limit for the bare loader's preparation, which for the axis `change` includes
+/// writing the whole initial state.
 const PREPARED_WITHIN: Duration = Duration::from_mins(2);
 
-/// Waits until the bare loader has prepared its messages, and then continues its stopped process.
-/// Returns the process, and the time at which it continued.
+/// Waits until the bare loader is prepared and has stopped itself, and continues it. Returns its
+/// process, and the time at which it was continued.
 pub(crate) fn await_ready(mut process: Process, limit: Duration) -> Result<(Process, Instant)> {
     let asked = Instant::now();
     loop {
@@ -63,8 +63,8 @@ fn is_stopped(pid: u32) -> Result<bool> {
         .is_some_and(|state| state == "T"))
 }
 
-/// Runs the subcommand `floor`, the bare loader of a cell, in its own process. Never returns after
-/// its work, so that the benchmark can still read the process' figures.
+/// Runs the bare loader for a cell (one benchmark run), given as JSON. After its work it sleeps
+/// forever, so that the benchmark can still read its CPU time and memory.
 pub(crate) fn run(cell: &str) -> Result<()> {
     let cell: Cell = serde_json::from_str(cell).context("cannot read the cell")?;
     if matches!(
@@ -89,7 +89,7 @@ pub(crate) fn run(cell: &str) -> Result<()> {
     }
 }
 
-/// Prints that the bare loader is ready, and stops this process until the benchmark continues it.
+/// Prints [`READY`], and stops this process (SIGSTOP) until the benchmark continues it.
 pub(crate) fn pause() -> Result<()> {
     println!("{READY}");
     std::io::stdout().flush()?;
@@ -136,7 +136,7 @@ impl Floor {
         })
     }
 
-    /// Writes the whole state, and prints the duration of each part.
+    /// Writes the whole state. Prints how long each part took, such as `write_members_s 0.12`.
     fn load(&mut self) -> Result<()> {
         let mut lap = Instant::now();
         let mut took = |part: &str| {
@@ -159,7 +159,8 @@ impl Floor {
         took("write_rules");
         accepted(&self.ipvs.execute(&self.servers)?, "virtual servers")?;
         took("write_servers");
-        // The kernel assigns the link's index, so the address messages cannot be prepared earlier.
+        // Encodes these messages during the measurement, because they contain the link's index,
+        // which only the kernel knows.
         let addresses = addresses(&self.objects, link);
         accepted(&self.route.execute(&addresses)?, "addresses")?;
         took("write_addresses");
@@ -168,7 +169,7 @@ impl Floor {
     }
 }
 
-/// Returns an error for the first reply that reports a failure, if any.
+/// Returns an error for the first netlink reply that is not a success.
 fn accepted(replies: &[Reply], what: &str) -> Result<()> {
     let refused = replies.iter().find(|reply| **reply != Reply::Done);
     ensure!(refused.is_none(), "{what}: {refused:?}");
@@ -190,8 +191,7 @@ fn definition(set: Set, family: IpFamily) -> Definition {
     Definition::new(set_type, family)
 }
 
-/// Returns the iptables rules of IPVS mode as input of `iptables-restore`, with addresses filled
-/// in.
+/// Returns the iptables rules of IPVS mode as input for `iptables-restore`.
 pub(crate) fn shim(family: IpFamily, style: ShimStyle) -> Result<String> {
     let filled = match family {
         IpFamily::V4 => [Set::ClusterIp, Set::IpvsIps, Set::LoopBack].into(),
@@ -231,7 +231,8 @@ fn restore(program: &str, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns the names and the members of the three sets that grow with the objects.
+/// Returns the names and members of the three ipsets that have a member for each Service or local
+/// endpoint.
 fn members(objects: &Objects) -> [(&'static str, Vec<Entry>); 3] {
     let all = || (0..objects.services()).map(|service| IpAddr::V4(Objects::address(service)));
     let local = (0..objects.services()).flat_map(|service| objects.endpoints(service));
@@ -250,8 +251,8 @@ fn members(objects: &Objects) -> [(&'static str, Vec<Entry>); 3] {
 
 const TCP: IpProtocol = IpProtocol(6);
 
-/// Returns the set member for a local endpoint. Destination and source are the endpoint's own
-/// address.
+/// Returns the ipset member for an endpoint on this node, whose source and destination address are
+/// the same (hairpin traffic).
 fn loop_back(at: SocketAddrV4) -> Entry {
     let ip = IpAddr::V4(*at.ip());
     Entry::IpPortIp {
@@ -262,7 +263,7 @@ fn loop_back(at: SocketAddrV4) -> Entry {
     }
 }
 
-/// Returns an error for the first outcome that is a failure, if any.
+/// Returns an error for the first ipset operation that failed.
 fn done(outcomes: &[ipset_netlink::Outcome]) -> Result<()> {
     let done = ipset_netlink::Outcome::Done;
     let refused = outcomes.iter().find(|outcome| **outcome != done);
@@ -303,16 +304,16 @@ fn addresses(objects: &Objects, link: u32) -> Batch {
     batch
 }
 
-/// Changes of the axis `change`, as the messages that the daemon would send.
+/// Prepared messages for the endpoint changes of the axis `change`.
 struct Changes(Vec<OneChange>);
 
 struct OneChange {
     key: ServiceKey,
-    /// Messages that add the new destination, and set the old destination's weight to 0.
+    /// Messages that add the new destination, and set the weight of the old one to 0.
     made: Batch,
     /// Messages that remove the old destination.
     removed: Batch,
-    /// Members to remove from the set of local endpoints.
+    /// Members to remove from the ipset of local endpoints.
     members: Vec<Entry>,
 }
 
@@ -342,14 +343,14 @@ impl Changes {
         Self(turns.collect())
     }
 
-    /// Makes the changes one after another. Prints the duration of each change in milliseconds.
+    /// Makes all changes, one after another. Prints the duration of each in milliseconds.
     fn run(&self, ipvs: &mut Ipvs, ipset: &mut Ipset) -> Result<()> {
         let mut took = Vec::with_capacity(self.0.len());
         for change in &self.0 {
             let started = Instant::now();
             accepted(&ipvs.execute(&change.made)?, "a change")?;
-            // Like the daemon, queries whether the old destination still has connections. In this
-            // benchmark, the old destination never has connections.
+            // Like the daemon, first reads whether the old destination still has connections. (In
+            // this benchmark, it never has.)
             ipvs.destinations(&change.key)?;
             accepted(&ipvs.execute(&change.removed)?, "a removal")?;
             done(&ipset.delete(LOOP_BACK, &change.members)?)?;

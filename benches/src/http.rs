@@ -1,5 +1,5 @@
-//! A client of the API fixture, mainly for writes. The client uses HTTP/1.1 on one persistent
-//! connection.
+//! Client of the fake API server, with one persistent HTTP/1.1 connection. The benchmark uses it
+//! mainly to change objects.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -7,16 +7,16 @@ use std::net::TcpStream;
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 
-/// Value of the `User-Agent` header, which distinguishes the benchmark's requests from those of the
-/// measured kube-proxy.
+/// Value of the header `User-Agent`, by which the server's log tells the benchmark's requests from
+/// those of the measured kube-proxy.
 pub(crate) const USER_AGENT: &str = "bench";
 
-/// A connection to the API server fixture.
+/// A connection to the fake API server.
 #[derive(Debug)]
 pub(crate) struct Api(BufReader<TcpStream>);
 
 impl Api {
-    /// Creates an API connection from a connected socket.
+    /// Wraps a connected socket. Disables Nagle's algorithm.
     pub(crate) fn new(socket: TcpStream) -> Result<Self> {
         socket.set_nodelay(true)?;
         Ok(Self(BufReader::new(socket)))
@@ -32,7 +32,7 @@ impl Api {
             .map(drop)
     }
 
-    /// Writes an encoded object, and returns the object as stored.
+    /// Writes an object that is already encoded. Returns the object as the server stores it.
     pub(crate) fn put_encoded(&mut self, path: &str, object: &[u8]) -> Result<Vec<u8>> {
         self.send("PUT", path, object)
     }
@@ -45,7 +45,7 @@ impl Api {
         self.send("DELETE", path, b"").map(drop)
     }
 
-    /// Sends a request and reads its response to the end.
+    /// Sends a request, and returns the body of the response.
     fn send(&mut self, method: &str, path: &str, body: &[u8]) -> Result<Vec<u8>> {
         let mut request = format!(
             "{method} {path} HTTP/1.1\r\nhost: fixture\r\nuser-agent: {USER_AGENT}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",

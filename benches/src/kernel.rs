@@ -1,10 +1,11 @@
-//! Reads the kernel state of a node: a few entries during a wait, and the whole state at the end.
+//! Reads the state of a node's kernel: single entries while the benchmark waits, and the whole
+//! state at the end.
 //!
-//! The benchmark does not rely on a kube-proxy's own report. While the kube-proxy works, the
-//! benchmark looks up a few entries by their keys. Pauses between the look-ups avoid slowing the
-//! kube-proxy down. For single changes, the look-ups run without pauses at the lowest scheduler
-//! priority. Once all these entries exist, the benchmark reads the whole state, and compares it
-//! with the expected state.
+//! The benchmark does not rely on reports of the measured kube-proxy. While the kube-proxy works,
+//! the benchmark looks up some entries by their keys, with pauses that keep the kube-proxy from
+//! slowing down. For single changes, it looks them up without pauses, at the lowest scheduler
+//! priority. Once the kernel has all these entries, the benchmark compares the whole state with the
+//! expected state.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -25,36 +26,36 @@ use crate::objects::{Objects, PORT};
 use crate::rules::{Rules, Servers};
 use crate::schema::{KernelDigest, Mode};
 
-/// Names of sets with one member per Service or per local endpoint.
+/// Set with the ClusterIP and port of each Service.
 pub(crate) const CLUSTER_IP: &str = "KUBE-CLUSTER-IP";
 pub(crate) const IPVS_IPS: &str = "KUBE-IPVS-IPS";
 pub(crate) const LOOP_BACK: &str = "KUBE-LOOP-BACK";
 
-/// Protocol number of the routes that this project's daemon adds (`--ipvs-vip-mode=route`).
+/// Protocol number of the routes that our daemon adds (`--ipvs-vip-mode=route`).
 const OWN_ROUTES: u8 = 107;
 
-/// Maximum number of differences between two states that an outcome lists.
+/// Maximum number of differences in the text of an outcome.
 const NAMED: usize = 5;
 
-/// State of a node's kernel: either read back, or derived from the objects.
+/// State of a node's kernel, either read from the kernel, or expected because of the objects.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Snapshot {
-    /// Destinations of each virtual server, or of each Service address in the nat table. Includes
-    /// only destinations that get new connections.
+    /// Destinations that get new connections, by virtual server (IPVS) or by Service address (other
+    /// modes).
     pub(crate) servers: Servers,
-    /// IPVS: members of the set of cluster IPs and ports.
+    /// IPVS mode: members of the set of ClusterIPs and ports.
     pub(crate) cluster_ip: BTreeSet<SocketAddrV4>,
-    /// IPVS: members of the set of Service addresses.
+    /// IPVS mode: members of the set of Service addresses.
     pub(crate) ipvs_ips: BTreeSet<Ipv4Addr>,
-    /// IPVS: members of the set of local endpoints.
+    /// IPVS mode: members of the set of endpoints on this node.
     pub(crate) loop_back: BTreeSet<SocketAddrV4>,
-    /// IPVS: Service addresses that are local to this node, either on the device `kube-ipvs0` or
-    /// through a route.
+    /// IPVS mode: Service addresses that are local to this node, through `kube-ipvs0` or through a
+    /// route.
     pub(crate) local: BTreeSet<Ipv4Addr>,
 }
 
 impl Snapshot {
-    /// Returns the state that a kube-proxy in this mode must write for the objects.
+    /// Returns the state that a kube-proxy in this mode must write for these objects.
     pub(crate) fn wanted(objects: &Objects, mode: Mode) -> Self {
         let mut wanted = Self::default();
         for service in 0..objects.services() {
@@ -75,7 +76,8 @@ impl Snapshot {
         wanted
     }
 
-    /// Returns a summary of the state: its sizes and a digest.
+    /// Returns a summary of this state: the numbers of its entries, and a digest. `rules` is the
+    /// number of iptables rules.
     pub(crate) fn state(&self, rules: u64) -> KernelDigest {
         let mut digest = DefaultHasher::new();
         (&self.servers, &self.cluster_ip, &self.ipvs_ips).hash(&mut digest);
@@ -91,8 +93,8 @@ impl Snapshot {
         }
     }
 
-    /// Returns the Services of `wanted` that this state lacks or serves with different
-    /// destinations. Includes Services whose address is not local.
+    /// Returns the Services of `wanted` that this state lacks, or that have other destinations or
+    /// no local address.
     pub(crate) fn lacking(&self, wanted: &Self) -> BTreeSet<Ipv4Addr> {
         let servers = wanted
             .servers
@@ -102,13 +104,13 @@ impl Snapshot {
         servers.map(|(at, _)| *at.ip()).chain(addresses).collect()
     }
 
-    /// Returns the Services that are in this state but not in `wanted`.
+    /// Returns the Services of this state that `wanted` does not have.
     pub(crate) fn excess(&self, wanted: &Self) -> impl Iterator<Item = Ipv4Addr> {
         let is_excess = |at: &&SocketAddrV4| !wanted.servers.contains_key(at);
         self.servers.keys().filter(is_excess).map(|at| *at.ip())
     }
 
-    /// Returns true if this state has all entries of `wanted`. Additional entries are allowed.
+    /// Returns true if this state has everything in `wanted`. It may have more.
     pub(crate) fn holds(&self, wanted: &Self) -> bool {
         self.lacking(wanted).is_empty()
             && self.cluster_ip.is_superset(&wanted.cluster_ip)
@@ -116,7 +118,7 @@ impl Snapshot {
             && self.loop_back.is_superset(&wanted.loop_back)
     }
 
-    /// Describes the first few differences. Returns an empty text if the states are equal.
+    /// Returns a description of the first differences, or an empty string if both states are equal.
     pub(crate) fn differences(&self, wanted: &Self) -> String {
         let mut text = String::new();
         for (at, reals) in &wanted.servers {
@@ -171,17 +173,17 @@ fn compare<T: Ord + std::fmt::Display>(
     }
 }
 
-/// Kernel subsystem that contains the sets of IPVS mode.
+/// Kernel subsystem in which IPVS mode has its sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SetsIn {
-    /// The sets are ipsets, as with upstream's kube-proxy.
+    /// Sets are ipsets, as in upstream's kube-proxy.
     Ipset,
-    /// The sets are in an nftables table, which also contains the rules.
+    /// Sets are in the nf_tables table that also has the rules.
     Nftables,
 }
 
-/// Sockets to the node's kernel. Only sockets that the mode needs are open, because the kernel may
-/// lack other features.
+/// Sockets for reading a node's kernel. Only those that the mode needs are open, because the kernel
+/// may lack other features.
 pub(crate) struct Kernel {
     place: Place,
     mode: Mode,
@@ -193,7 +195,7 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// Opens sockets in the network namespace of `place`.
+    /// Opens the sockets for this mode in the network namespace of `place`.
     pub(crate) fn open(place: &Place, mode: Mode, sets: SetsIn) -> Result<Self> {
         let is_ipvs = mode == Mode::Ipvs;
         let has_ipset = is_ipvs && sets == SetsIn::Ipset;
@@ -214,10 +216,9 @@ impl Kernel {
         })?
     }
 
-    // ---- single entries ----
+    // ---- Single entries ----
 
-    /// Returns true if the Service exists and its new connections reach exactly the endpoints in
-    /// `wanted`.
+    /// Returns true if new connections to a Service reach exactly the endpoints in `wanted`.
     pub(crate) fn serves(
         &mut self,
         address: Ipv4Addr,
@@ -233,8 +234,8 @@ impl Kernel {
             Mode::Nftables => self
                 .tables()?
                 .serves(SocketAddrV4::new(address, PORT), wanted),
-            // In userspace mode, the nat rules lead to a port of the daemon. They show only whether
-            // the Service has endpoints.
+            // In userspace mode, nat rules lead to a port of the daemon. They tell whether a
+            // Service has endpoints, but not which.
             Mode::Userspace => {
                 let (table, _) = self.nat()?.read()?;
                 let targets = Rules::new(&table).targets(SocketAddrV4::new(address, PORT))?;
@@ -243,8 +244,8 @@ impl Kernel {
         }
     }
 
-    /// Returns the destinations of a virtual server that get new connections. Returns an empty set
-    /// if the virtual server does not exist.
+    /// Returns the destinations of a virtual server that get new connections, or none if it does
+    /// not exist.
     pub(crate) fn reals(&mut self, address: Ipv4Addr) -> Result<BTreeSet<SocketAddrV4>> {
         self.weighty(&ServiceKey::new(
             ipvs_netlink::Protocol::TCP,
@@ -259,7 +260,7 @@ impl Kernel {
         Ok(weighty.filter_map(at).collect())
     }
 
-    /// Returns true if an address is local to the node.
+    /// Returns true if packets to this address are delivered locally on the node.
     pub(crate) fn is_local(&mut self, address: Ipv4Addr) -> Result<bool> {
         let asked = Lookup {
             destination: address.into(),
@@ -270,7 +271,8 @@ impl Kernel {
         Ok(self.route.way(&asked)?.is_ok_and(|way| way.is_local()))
     }
 
-    /// Returns the number of members of a set, or 0 if the set does not exist.
+    /// Returns the number of members of an ipset, or of elements of an nftables set. Returns 0 if
+    /// the set does not exist.
     pub(crate) fn members(&mut self, set: &str) -> Result<u64> {
         if let Some(tables) = &mut self.tables {
             return Ok(tables.members(nft::SHIM, set)?.len() as u64);
@@ -284,7 +286,7 @@ impl Kernel {
         }
     }
 
-    /// Returns the sockets to the iptables nat tables.
+    /// Returns the sockets for the nat tables. Fails in a mode without these tables.
     pub(crate) fn nat(&self) -> Result<&Nat> {
         self.nat
             .as_ref()
@@ -307,15 +309,15 @@ impl Kernel {
             .context("this mode has no table of nftables")
     }
 
-    /// Returns the number of IPv4 rules in the iptables nat table, including the final rule of each
-    /// chain. Returns 0 if the mode has no such table.
+    /// Returns the number of rules in the IPv4 nat table of iptables, including the final rule of
+    /// each chain. Returns 0 in a mode without this table.
     pub(crate) fn rules(&self) -> Result<u64> {
         self.nat
             .as_ref()
             .map_or(Ok(0), |nat| Ok(nat.length()?.rules))
     }
 
-    /// Returns false if IPv4 has rules or tables and IPv6 has none.
+    /// Returns false if IPv4 has rules or tables, but IPv6 has none yet.
     pub(crate) fn is_in_both(&mut self) -> Result<bool> {
         match (&self.nat, &mut self.tables) {
             (Some(nat), _) => nat.is_in_both(),
@@ -325,12 +327,13 @@ impl Kernel {
         }
     }
 
-    /// Removes a Service's entry from the table of nftables mode.
+    /// Removes the elements that lead to a Service from the table of nftables mode.
     pub(crate) fn take_out(&mut self, address: Ipv4Addr) -> Result<()> {
         self.tables()?.take_out(SocketAddrV4::new(address, PORT))
     }
 
-    /// Sends the IPVS changes that the function `write` adds to a batch.
+    /// Sends the IPVS messages that the function `write` adds to a batch. Fails if the kernel
+    /// refuses one.
     pub(crate) fn write_servers(
         &mut self,
         write: impl FnOnce(ipvs_netlink::Family, &mut Batch),
@@ -344,13 +347,13 @@ impl Kernel {
         Ok(())
     }
 
-    // ---- the whole state ----
+    // ---- Whole state ----
 
-    /// Returns all virtual servers.
+    /// Returns all virtual servers with their destinations.
     ///
-    /// Reads `/proc/net/ip_vs`, which costs far less than one netlink request per virtual server
-    /// for its destinations. Linux 6.1 omits entries from this file if other network namespaces
-    /// also have virtual servers. In that case, sends the netlink requests.
+    /// Reads `/proc/net/ip_vs`, because netlink would need a request for each virtual server. Linux
+    /// 6.1 omits entries there if other network namespaces have virtual servers as well. In this
+    /// case, sends the netlink requests.
     pub(crate) fn servers(&mut self) -> Result<Servers> {
         let text = self
             .place
@@ -377,8 +380,8 @@ impl Kernel {
         Ok(servers)
     }
 
-    /// Reads the whole state. Copies from `wanted` the parts that are expensive to read, or that
-    /// the kernel does not store.
+    /// Reads the whole state. Copies parts from `wanted` that are expensive to read, or that the
+    /// kernel does not know.
     pub(crate) fn snapshot(&mut self, wanted: &Snapshot) -> Result<Snapshot> {
         let servers = match self.mode {
             Mode::Ipvs => return self.virtual_state(wanted),
@@ -387,8 +390,8 @@ impl Kernel {
             Mode::Userspace => {
                 let mut servers = Rules::new(&self.nat()?.read()?.0).servers()?;
                 for (at, targets) in &mut servers {
-                    // In userspace mode, the rules lead each Service to one port of the daemon. The
-                    // kernel does not know the endpoints.
+                    // In userspace mode, the rules lead a Service to one port of the daemon. The
+                    // kernel does not know its endpoints, so this copies the expected ones.
                     if let (1, Some(wanted)) = (targets.len(), wanted.servers.get(at)) {
                         targets.clone_from(wanted);
                     }
@@ -451,8 +454,8 @@ impl Kernel {
         Ok(snapshot)
     }
 
-    /// Returns the Service addresses that are local to this node. Includes addresses with a host
-    /// route, and addresses of `wanted` that a wider local route covers.
+    /// Returns the Service addresses that are local to this node: those with a host route, and
+    /// those of `wanted` that a wider local route covers.
     fn local_addresses(&mut self, wanted: &BTreeSet<Ipv4Addr>) -> Result<BTreeSet<Ipv4Addr>> {
         let mut found = BTreeSet::new();
         for protocol in [LocalRoute::KERNEL, OWN_ROUTES] {
@@ -490,13 +493,13 @@ fn at(entry: &DestinationEntry) -> Option<SocketAddrV4> {
     }
 }
 
-/// Returns true if the address is in the Service range 10.96.0.0/12.
+/// Returns true if the address is in the range of Service addresses, 10.96.0.0/12.
 fn is_service(address: Ipv4Addr) -> bool {
     let [a, b, ..] = address.octets();
     a == 10 && b & 0xf0 == 96
 }
 
-/// Parses `/proc/net/ip_vs`. Skips destinations with weight 0.
+/// Parses `/proc/net/ip_vs`. Skips destinations of weight 0, which get no new connections.
 fn virtual_servers(text: &str) -> Result<Servers> {
     let mut servers = Servers::new();
     let mut current: Option<&mut BTreeSet<SocketAddrV4>> = None;
@@ -522,7 +525,7 @@ fn virtual_servers(text: &str) -> Result<Servers> {
     Ok(servers)
 }
 
-/// Parses an address and port in hex: `0A600100:0050`.
+/// Parses an address and a port in hexadecimal, such as `0A600100:0050`.
 fn hex(text: &str) -> Option<SocketAddrV4> {
     let (address, port) = text.split_once(':')?;
     Some(SocketAddrV4::new(

@@ -1,5 +1,5 @@
-//! `bench`: measures the speed of the daemon. Compares it with a bare loader, the kernel's tools
-//! and other kube-proxies.
+//! `bench`: measures kube-proxies, and compares our daemon with a bare loader, with the kernel's
+//! tools and with other kube-proxies.
 //!
 //! ```text
 //!  bench run ──▶ for each cell: lab run -- bench cell JSON ──▶ one line of JSON ──▶ report.json
@@ -8,8 +8,8 @@
 //!  bench report: report.json ──▶ report.md, *.svg
 //! ```
 //!
-//! A cell is one benchmark run: one measured program, one input size and one quantity. Each cell
-//! boots a fresh kernel. A cell counts only if the complete state, read back from this kernel, is
+//! A cell is one benchmark run: one subject, one size and one axis (measured quantity), in a newly
+//! booted kernel. It only counts if the state that is read back from this kernel is completely
 //! correct.
 
 mod api;
@@ -110,7 +110,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Measures one cell, and prints the outcome as one line.
+/// Measures a cell, and prints the outcome as a line of JSON, or writes it to the file `into`.
 fn measure(cell: &str, into: Option<&Path>) -> Result<()> {
     ensure!(
         lab::in_lab(),
@@ -147,12 +147,12 @@ fn measure(cell: &str, into: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
-/// Writes the page with the main figures, its charts, and the JSON file with all figures.
+/// Writes the published page: the main figures, their charts, and a JSON file with all figures.
 fn publish(json: &Path, folder: &Path) -> Result<()> {
     let mut report = read(json)?;
     std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     report::draw(&report, folder, false)?;
-    // The published file omits the local paths of the programs, because readers cannot use them.
+    // Removes the programs' paths on this machine, which are of no use to readers.
     for one in &mut report.measurements {
         if let SubjectKind::KubeProxy { path, .. } = &mut one.cell.subject.kind {
             *path = path.file_name().unwrap_or_default().into();
@@ -163,15 +163,15 @@ fn publish(json: &Path, folder: &Path) -> Result<()> {
     std::fs::write(&copy, text).with_context(|| copy.display().to_string())
 }
 
-/// Replaces the tables in the page about sizing with tables of a report.
+/// Replaces the tables in docs/sizing.md by those of a report.
 fn sizing(json: &Path, page: &Path) -> Result<()> {
     let text = std::fs::read_to_string(page).with_context(|| page.display().to_string())?;
     let text = report::sizing::page(&read(json)?, &text).context(page.display().to_string())?;
     std::fs::write(page, text).with_context(|| page.display().to_string())
 }
 
-/// Returns the reason if another kube-proxy refused to start because it does not support the cell's
-/// mode or one of its flags.
+/// Returns why a kube-proxy cannot run in its mode: the kernel has no nf_tables, or the kube-proxy
+/// does not know the mode or a flag. Returns `None` if the failure has another reason.
 fn refusal(cell: &Cell, why: &str) -> Option<String> {
     if why.contains("the kernel has no nf_tables") {
         return Some("this kernel has no nf_tables; that of lane B has (LANE=B)".to_owned());

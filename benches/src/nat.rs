@@ -1,5 +1,5 @@
-//! Reads the nat tables of iptables. A cheap request returns only the table's length. A full read
-//! returns the bytes of the IPv4 table, which [`crate::rules`] parses.
+//! Reads the nat tables of legacy iptables from the kernel. A cheap query returns only a table's
+//! length. A full read returns the IPv4 table's bytes, which [`crate::rules`] parses.
 
 use std::io;
 
@@ -7,14 +7,14 @@ use anyhow::{Context as _, Result, bail};
 use iptables::{LegacyTable, LegacyTables};
 use proxy::IpFamily;
 
-/// Maximum number of attempts to read a table. The measured kube-proxy may replace the table during
-/// a read.
+/// Maximum number of attempts to read a table, which the measured kube-proxy may replace during
+/// each attempt.
 const READINGS: u32 = 100;
 
-/// Length of a table. Two different tables may have the same length.
+/// Length of a nat table. Equal lengths do not prove that the content is equal.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Length {
-    /// Number of rules, including the final rule of each chain.
+    /// Number of rules in the table, including the final rule of each chain.
     pub(crate) rules: u64,
     bytes: usize,
 }
@@ -28,7 +28,8 @@ impl Length {
     }
 }
 
-/// Sockets to the nat tables, in the network namespace of the thread that opened them.
+/// Sockets for the nat tables of both IP families, in the network namespace of the thread that
+/// opened them.
 #[derive(Debug)]
 pub(crate) struct Nat {
     v4: LegacyTables,
@@ -36,7 +37,8 @@ pub(crate) struct Nat {
 }
 
 impl Nat {
-    /// Opens one socket per IP family. Also makes this process's allocator keep freed memory.
+    /// Opens a socket for each IP family. Also makes this process's allocator keep freed memory
+    /// ([`keep_memory`]).
     pub(crate) fn open() -> io::Result<Self> {
         keep_memory();
         Ok(Self {
@@ -45,7 +47,7 @@ impl Nat {
         })
     }
 
-    /// Returns false if IPv4 has rules and IPv6 has none.
+    /// Returns false if only the IPv4 table has rules, so that the IPv6 rules are still missing.
     pub(crate) fn is_in_both(&self) -> Result<bool> {
         let has_rules = |tables| {
             Ok::<_, anyhow::Error>(table(tables)?.is_some_and(|table| !table.is_untouched()))
@@ -53,13 +55,13 @@ impl Nat {
         Ok(!has_rules(&self.v4)? || has_rules(&self.v6)?)
     }
 
-    /// Returns the length of the IPv4 table. The length is zero if the table does not exist.
+    /// Returns the length of the IPv4 nat table, or zero if the table does not exist.
     pub(crate) fn length(&self) -> Result<Length> {
         Ok(table(&self.v4)?.map_or_else(Length::default, |table| Length::of(&table)))
     }
 
-    /// Returns the bytes of the IPv4 table, and its length. Returns empty values if the table does
-    /// not exist.
+    /// Reads the IPv4 nat table. Returns its bytes and its length, both empty if the table does not
+    /// exist.
     pub(crate) fn read(&self) -> Result<(Vec<u8>, Length)> {
         for _ in 0..READINGS {
             let Some(table) = table(&self.v4)? else {
@@ -67,7 +69,8 @@ impl Nat {
             };
             match self.v4.content(&table) {
                 Ok(content) => return Ok((content, Length::of(&table))),
-                // The kube-proxy replaced the table after the kernel had returned its size.
+                // The kube-proxy has replaced the table after the query of its size, so the read
+                // starts again.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINVAL)) => {
                 }
                 Err(error) => return Err(error).context("cannot read the nat table"),
@@ -77,13 +80,13 @@ impl Nat {
     }
 }
 
-/// Makes the allocator keep freed memory. The table of 50,000 Services has 140 MB, and the
-/// benchmark reads it repeatedly while a kube-proxy works. In User Mode Linux, fresh pages would
-/// take ten times as long as the read itself.
+/// Makes glibc's allocator keep freed memory for later reads of the table, which has 140 MB with
+/// 50,000 Services. Without this, each read would need new pages, which in User Mode Linux takes
+/// ten times as long as the read itself.
 #[allow(unsafe_code, reason = "no crate offers glibc's settings")]
 fn keep_memory() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: both settings are allowed at any time. They only control when the allocator returns
+    // SAFETY: both options may be set at any time. They only control whether the allocator returns
     // memory to the kernel.
     unsafe {
         libc::mallopt(libc::M_MMAP_MAX, 0);
@@ -91,7 +94,7 @@ fn keep_memory() {
     }
 }
 
-/// Returns the nat table of an IP family, or `None` if the table does not exist.
+/// Queries the nat table of an IP family. Returns `None` if the table does not exist.
 fn table(tables: &LegacyTables) -> Result<Option<LegacyTable>> {
     match tables.table("nat") {
         Ok(table) => Ok(Some(table)),

@@ -1,5 +1,5 @@
-//! Reads nftables tables from the kernel: in nftables mode, the endpoints of each Service; in IPVS
-//! mode with nftables rules, the sets.
+//! Reads nf_tables tables from the kernel: the endpoints of Services in nftables mode, and the sets
+//! of IPVS mode with its shim in nftables.
 
 mod flat;
 
@@ -14,40 +14,40 @@ use nftables_netlink::{
 
 use crate::rules::Servers;
 
-/// Name of the table of nftables mode. This project's daemon and upstream's kube-proxy use the same
-/// name.
+/// Name of the table of nftables mode, in our daemon and in upstream's kube-proxy.
 pub(crate) const TABLE: &str = "kube-proxy";
-/// Name of the map of Service addresses in this table.
+/// Map of this table from Service addresses to chains.
 const SERVICES: &str = "service-ips";
 /// Name of the table with the rules and sets of IPVS mode (the shim).
 pub(crate) const SHIM: &str = "kube-proxy-ipvs";
-/// Name of a temporary table that shows whether the kernel supports an address family.
+/// Temporary table with which the benchmark finds out whether the kernel supports an address
+/// family.
 const PROBE: &str = "bench-probe";
 const PROTOCOL_TCP: u8 = 6;
-/// Maximum number of Services for which the final check reads all endpoints. Each Service takes a
-/// few requests, and the kernel walks all maps for each request.
+/// Maximum number of Services of which the final comparison reads all endpoints. A Service needs
+/// several requests, for each of which the kernel walks through all maps.
 const WHOLE: usize = 12_000;
-/// Approximate number of Services that the benchmark reads if there are more than [`WHOLE`].
+/// Approximate number of Services to read if there are more than [`WHOLE`].
 const SAMPLE: usize = 1_000;
 
 /// Layout of the table of nftables mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Layout {
-    /// One chain per Service, and one per endpoint.
+    /// Upstream's layout: a chain for each Service, and for each endpoint.
     Upstream,
-    /// Map elements instead of chains. All Services share the maps.
+    /// Our flat layout: map elements instead of chains, in maps that all Services share.
     Flat,
 }
 
-/// A connection to nf_tables, in the network namespace of the thread that opened it.
+/// A socket for nf_tables, in the network namespace of the thread that opened it.
 pub(crate) struct Tables {
     nft: Nftables,
-    /// Chain of each Service, as of the last read of the map `service-ips`.
+    /// Chains of the Services, as last read from the map `service-ips`.
     chains: HashMap<SocketAddrV4, Name>,
-    /// Layout of the table of nftables mode, or `None` until the table exists.
+    /// Layout of the table, or `None` as long as the table does not exist.
     layout: Option<Layout>,
-    /// Service that the last check found incomplete, and the ruleset's generation at that time. The
-    /// benchmark does not read this Service again until the generation changes.
+    /// Service that was last found incorrect, and the ruleset's generation at that time. Until the
+    /// generation changes, the Service need not be read again.
     unwanted: Option<(Ipv4Addr, Generation)>,
 }
 
@@ -55,8 +55,8 @@ impl Tables {
     pub(crate) fn open() -> Result<Self> {
         const NONE: &str = "the kernel has no nf_tables";
         let mut nft = Nftables::open().context(NONE)?;
-        // A kernel may have nf_tables but lack the family `ip`. To test this, one transaction adds
-        // and deletes a table.
+        // A kernel may have nf_tables without the family `ip`. Finds out by adding and deleting a
+        // table in one transaction.
         let probe = Transaction {
             family: Family::Ip,
             table: PROBE.into(),
@@ -79,7 +79,7 @@ impl Tables {
         })
     }
 
-    /// Returns the table's layout. Assumes upstream's layout while the table does not exist.
+    /// Returns the layout of the table, or upstream's as long as the table does not exist.
     fn layout(&mut self) -> Result<Layout> {
         if self.layout.is_none() && self.has_set(SERVICES)? {
             let is_flat = self.has_set(flat::MANY)?;
@@ -92,7 +92,7 @@ impl Tables {
         Ok(self.layout.unwrap_or(Layout::Upstream))
     }
 
-    /// Returns false if IPv4 has the table and IPv6 lacks it.
+    /// Returns false if only IPv4 has the table so far.
     pub(crate) fn is_in_both(&mut self, table: &str) -> Result<bool> {
         let tables = self.nft.tables(None)?;
         let is_in = |family| {
@@ -102,8 +102,8 @@ impl Tables {
         Ok(!is_in(Family::Ip) || is_in(Family::Ip6))
     }
 
-    /// Returns true if new connections to a Service reach exactly the endpoints in `wanted`. A
-    /// Service without endpoints may be absent.
+    /// Returns true if new connections to a Service reach exactly the endpoints in `wanted`.
+    /// Without endpoints, the Service need not exist.
     pub(crate) fn serves(
         &mut self,
         at: SocketAddrV4,
@@ -118,23 +118,23 @@ impl Tables {
             self.unwanted = (!serves).then_some((*at.ip(), generation));
             return Ok(serves);
         }
-        // A Service keeps its chain as long as it exists, so a known chain needs no new read.
+        // A Service's chain is constant, so a known chain need not be read again from the map.
         if wanted.is_empty() || !self.chains.contains_key(&at) {
             self.read_chains()?;
         }
         let serves = match self.chains.get(&at).cloned() {
             None => wanted.is_empty(),
-            // The kube-proxy may have deleted the chain since the last read, so an error means "not
-            // served".
+            // An error means that the Service is not served: the kube-proxy may have deleted the
+            // chain.
             Some(chain) => self.endpoints(&chain).is_ok_and(|found| found == *wanted),
         };
         self.unwanted = (!serves).then_some((*at.ip(), generation));
         Ok(serves)
     }
 
-    /// Returns all Services with their endpoints. With many Services in upstream's layout, reads
-    /// the endpoints of only a sample. For Services outside the sample, assumes the wanted
-    /// endpoints if the map has a chain for the Service.
+    /// Returns all Services with their endpoints. In upstream's layout with many Services, reads
+    /// the endpoints only of a sample. For other Services, assumes the wanted endpoints if the map
+    /// has a chain for them.
     pub(crate) fn servers(&mut self, wanted: &Servers) -> Result<Servers> {
         if self.layout()? == Layout::Flat {
             return self.flat_servers();
@@ -166,7 +166,7 @@ impl Tables {
         Ok(servers)
     }
 
-    /// Returns the elements of a set, or an empty list if the set does not exist.
+    /// Returns the elements of a set or map, or none if it does not exist.
     pub(crate) fn members(&mut self, table: &str, set: &str) -> Result<Vec<Element>> {
         match self.nft.elements(Family::Ip, table, set) {
             Err(error) if is_absent(&error) => Ok(Vec::new()),
@@ -174,7 +174,7 @@ impl Tables {
         }
     }
 
-    /// Removes a Service's elements from the map that leads to it.
+    /// Removes the elements that lead to a Service from their map.
     pub(crate) fn take_out(&mut self, at: SocketAddrV4) -> Result<()> {
         let (map, gone) = match self.layout()? {
             Layout::Flat => self.flat_elements(at)?,
@@ -209,7 +209,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Returns the endpoints to which the only rule of a Service's chain can send a packet.
+    /// Returns the endpoints to which the rule of a Service's chain can send packets.
     fn endpoints(&mut self, chain: &str) -> Result<BTreeSet<SocketAddrV4>> {
         let rules = self.nft.rules_of_chain(Family::Ip, TABLE, chain)?;
         let [rule] = rules.as_slice() else {
@@ -239,8 +239,7 @@ fn is_absent(error: &nftables_netlink::Error) -> bool {
     )
 }
 
-/// Parses the address and port of a map key. The key begins with the address, the protocol (TCP)
-/// and the port.
+/// Parses the start of a map key: Service address, protocol (TCP) and port.
 pub(crate) fn address(key: &[u8]) -> Option<SocketAddrV4> {
     match key {
         [a, b, c, d, PROTOCOL_TCP, _, _, _, high, low, ..] => Some(SocketAddrV4::new(

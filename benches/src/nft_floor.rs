@@ -1,9 +1,9 @@
-//! The bare loader of nftables mode (`floor`). It sends the transactions that the mode itself would
-//! send.
+//! The bare loader of nftables mode: a program that only sends the transactions that the mode would
+//! send. Its time is a lower bound for a kube-proxy.
 //!
-//! Before the clock starts, the mode runs against a recorder in place of the kernel. The recorder
-//! accepts every transaction for the objects and for each change. The bare loader then encodes
-//! these transactions. The bare loader has no API server, no object model and no read-back.
+//! Before the clock starts, the real mode runs on a recorder instead of the kernel. The recorder
+//! accepts and stores all transactions, for the initial objects and for each change. The bare
+//! loader only sends them. It has no API server and no object model, and reads nothing back.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -25,11 +25,12 @@ use crate::floor::pause;
 use crate::objects::{CLUSTER_CIDR, NAMESPACE, Objects, PORT, TARGET_PORT, changed};
 use crate::schema::{Axis, Cell, SubjectKind};
 
-/// Maximum number of sync turns at the start. A mode that needs more turns has a bug.
+/// Maximum number of turns in which the mode must finish its writes. A correct mode needs far
+/// fewer.
 const MOST_TURNS: usize = 10_000;
 
-/// Runs the bare loader of a cell in its own process. Never returns after its work, so that the
-/// benchmark can still read the process' figures.
+/// Runs the bare loader for a cell (one benchmark run). After its work it sleeps forever, so that
+/// the benchmark can still read its CPU time and memory.
 pub(crate) fn run(cell: &Cell) -> Result<()> {
     let mut objects = Objects::new(cell.size);
     let mut modes = [IpFamily::V4, IpFamily::V6].map(|family| RecordedMode::new(family, cell));
@@ -83,7 +84,7 @@ pub(crate) fn run(cell: &Cell) -> Result<()> {
     }
 }
 
-/// Returns the transactions that both IP families need for the model's pending changes.
+/// Returns the transactions by which both IP families' modes write the model's pending changes.
 fn record(modes: &mut [RecordedMode; 2], model: &mut Model) -> Result<Vec<PreparedTransaction>> {
     let changes = model.take_changes();
     let mut all = Vec::new();
@@ -94,7 +95,7 @@ fn record(modes: &mut [RecordedMode; 2], model: &mut Model) -> Result<Vec<Prepar
     Ok(prepared.collect())
 }
 
-/// nftables mode of one IP family, with its recorded transactions.
+/// nftables mode for one IP family, which writes to a [`Recorder`].
 struct RecordedMode {
     mode: Proxier<Recorder>,
     written: Arc<Mutex<Vec<Transaction>>>,
@@ -142,7 +143,7 @@ impl RecordedMode {
     }
 }
 
-/// A substitute for the kernel that stores no tables. It accepts and records every transaction.
+/// A replacement for the kernel that accepts and records every transaction, and has no tables.
 #[derive(Clone)]
 struct Recorder {
     family: IpFamily,

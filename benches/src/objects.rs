@@ -1,5 +1,5 @@
-//! The objects that every measured program receives. Each object depends only on its index, so all
-//! runs use the same objects.
+//! Kubernetes objects that every measured program gets. They depend only on the size, so all runs
+//! of a size have the same objects.
 //!
 //! - Service `i` is `bench/svc-<i>` with one TCP port 80 on 10.96.1.0 + i.
 //! - Its endpoints listen on port 8080 of addresses from 10.128.1.0 on. One endpoint in 100 is on
@@ -18,26 +18,26 @@ use serde_json::{Value, json};
 
 use crate::schema::Size;
 
-/// Namespace of all objects.
+/// Namespace of all Services and EndpointSlices.
 pub(crate) const NAMESPACE: &str = "bench";
-/// Port of every Service (TCP).
+/// TCP port of every Service.
 pub(crate) const PORT: u16 = 80;
-/// Port of every endpoint (TCP).
+/// TCP port of every endpoint.
 pub(crate) const TARGET_PORT: u16 = 8080;
-/// Range of pod addresses, passed as `--cluster-cidr`.
+/// Address range of the pods, for `--cluster-cidr`.
 pub(crate) const CLUSTER_CIDR: &str = "10.128.0.0/9";
 
 const FIRST_SERVICE: u32 = u32::from_be_bytes([10, 96, 1, 0]);
 const FIRST_ENDPOINT: u32 = u32::from_be_bytes([10, 128, 1, 0]);
-/// First address of the replacement endpoints.
+/// First address of endpoints that replace others.
 const FIRST_OTHER: u32 = u32::from_be_bytes([10, 192, 0, 0]);
-/// Number of nodes that the endpoints are spread over. This node is the first.
+/// Number of nodes over which the endpoints are distributed. The measured node is one of them.
 const NODES: u32 = 100;
-/// Maximum number of endpoints in a slice, like the default of the controller's
+/// Maximum number of endpoints in an EndpointSlice, as with the controller's default
 /// `--max-endpoints-per-slice`.
 const SLICE: usize = 100;
-/// Maximum number of Services or endpoints in one file. The API fixture reads a whole file into
-/// memory.
+/// Maximum number of Services or endpoints in one file, which the fake API server reads into memory
+/// at once.
 const FILE: usize = 20_000;
 
 /// An endpoint of a Service.
@@ -45,34 +45,34 @@ const FILE: usize = 20_000;
 pub(crate) struct Endpoint {
     /// Address and port of the endpoint.
     pub(crate) at: SocketAddrV4,
-    /// True if the endpoint runs on this node.
+    /// True if the endpoint is on the measured node.
     pub(crate) is_local: bool,
 }
 
-/// All objects of a given size, with the changes made so far.
+/// All Services and EndpointSlices of a size, including changes made so far.
 #[derive(Debug, Clone)]
 pub(crate) struct Objects {
     size: Size,
-    /// Number of existing Services. They are numbered from 0.
+    /// Number of Services that exist at present. They have the numbers from 0 on.
     services: u32,
-    /// Endpoints of each Service in which an endpoint was replaced.
+    /// Present endpoints of each Service that had an endpoint replaced.
     others: BTreeMap<u32, Vec<Endpoint>>,
     looks: ObjectContent,
 }
 
-/// Additional content of an object, beyond the fields that a kube-proxy reads.
+/// Choice of fields in the objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum ObjectContent {
-    /// The objects have only the fields that a kube-proxy reads.
+    /// Only the fields that a kube-proxy reads.
     #[default]
     Bare,
-    /// The objects also have the fields that controllers and the API server write, which gives them
-    /// realistic sizes.
+    /// All fields that controllers and the API server write, so that the objects have realistic
+    /// sizes.
     Served,
 }
 
 impl Objects {
-    /// Creates the objects for a number of Services and endpoints.
+    /// Returns the objects for this number of Services and endpoints.
     pub(crate) fn new(size: Size) -> Self {
         Self {
             size,
@@ -82,32 +82,33 @@ impl Objects {
         }
     }
 
-    /// Sets the additional content of the objects.
+    /// Selects the fields of the objects.
     pub(crate) fn set_looks(&mut self, looks: ObjectContent) {
         self.looks = looks;
     }
 
-    /// Returns the number of existing Services.
+    /// Returns the number of Services that exist at present.
     pub(crate) fn services(&self) -> u32 {
         self.services
     }
 
-    /// Sets the number of Services.
+    /// Sets the number of Services: adds Services at the end, or removes the last.
     pub(crate) fn set_services(&mut self, services: u32) {
         self.services = services;
     }
 
-    /// Returns the name of a Service. The Service's first slice has this name with the suffix `-0`.
+    /// Returns the name of the Service with this number. Its first EndpointSlice has this name and
+    /// `-0`.
     pub(crate) fn name(service: u32) -> String {
         format!("svc-{service:05}")
     }
 
-    /// Returns the cluster IP of a Service.
+    /// Returns the ClusterIP of the Service with this number.
     pub(crate) fn address(service: u32) -> Ipv4Addr {
         Ipv4Addr::from_bits(FIRST_SERVICE + service)
     }
 
-    /// Returns the endpoints of a Service.
+    /// Returns the present endpoints of the Service with this number.
     pub(crate) fn endpoints(&self, service: u32) -> Vec<Endpoint> {
         if let Some(others) = self.others.get(&service) {
             return others.clone();
@@ -121,8 +122,8 @@ impl Objects {
             .collect()
     }
 
-    /// Replaces an endpoint of a Service with an endpoint on another node. Each value of `turn`
-    /// results in a different address.
+    /// Replaces an endpoint of a Service by one on another node. `turn` must differ in each call,
+    /// because it determines the new address.
     pub(crate) fn replace(&mut self, service: u32, index: usize, turn: u32) -> Endpoint {
         let endpoint = Endpoint {
             at: SocketAddrV4::new(Ipv4Addr::from_bits(FIRST_OTHER + turn), TARGET_PORT),
@@ -136,7 +137,7 @@ impl Objects {
         endpoint
     }
 
-    /// Returns the Service as an API object.
+    /// Returns the Service with this number as JSON.
     pub(crate) fn service(service: u32) -> Value {
         json!({
             "apiVersion": "v1", "kind": "Service",
@@ -150,7 +151,7 @@ impl Objects {
         })
     }
 
-    /// Returns the names and API objects of a Service's slices.
+    /// Returns the EndpointSlices of the Service with this number: names and JSON.
     pub(crate) fn slices(&self, service: u32) -> Vec<(String, Value)> {
         let owner = Self::name(service);
         let endpoints = self.endpoints(service);
@@ -168,7 +169,7 @@ impl Objects {
             .collect()
     }
 
-    /// Writes all objects into files that the API fixture reads.
+    /// Writes all objects to files in `folder`, which the fake API server reads.
     pub(crate) fn write(&self, folder: &Path) -> Result<()> {
         fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let node = json!({
@@ -199,18 +200,19 @@ impl Objects {
     }
 }
 
-/// Returns the Service and the index of the endpoint that the change `turn` replaces. Successive
-/// changes visit all Services in a scattered order, then start again with the next endpoint.
+/// Returns the Service whose endpoint the change `turn` replaces, and the endpoint's index. The
+/// changes visit all Services in a scattered order, then again for the next endpoint.
 pub(crate) fn changed(size: Size, turn: u32) -> (u32, usize) {
-    // A prime number that divides none of the Service counts used here. So the changes visit every
-    // Service once before they visit a Service again.
+    // A prime number that divides no number of Services in use, so that the changes visit every
+    // Service once before they visit one again.
     const STEP: u32 = 7_919;
     let service = u64::from(turn) * u64::from(STEP) % u64::from(size.services);
     let index = turn / size.services % size.endpoints;
     (u32::try_from(service).unwrap_or_default(), index as usize)
 }
 
-/// Returns the API path `/api/v1/namespaces/bench/services/NAME`, or the path of the collection.
+/// Returns the API path of an object, such as `/api/v1/namespaces/bench/services/NAME`. Without a
+/// name, returns the path of the collection.
 pub(crate) fn path(version: &str, plural: &str, name: Option<&str>) -> String {
     let root = if version == "v1" { "api" } else { "apis" };
     let name = name.map(|name| format!("/{name}")).unwrap_or_default();

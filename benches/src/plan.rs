@@ -1,47 +1,45 @@
-//! The cells of a run, and their order. A cell is one measurement: an axis (the measured quantity),
-//! a size, and a measured program. A point is an axis with a size.
+//! Plans the cells of a run, and their order. A cell is one measurement of an axis (measured
+//! quantity), a size and a subject (measured program). A point is an axis with a size.
 //!
 //! ```text
 //!  all points except `Spare` ─▶ counting ─▶ repeats of `All` ─▶ one repeat of `Twice`
 //!    ─▶ `Spare` points ─▶ counting other kube-proxies
 //! ```
 //!
-//! In each phase, the run visits the most informative points first. It measures all programs at one
-//! point before the next point. So a change in the machine's speed affects all programs equally. If
-//! the time ends early, the report still has every axis and complete comparisons.
+//! Within a phase, the most informative points come first. All subjects are measured at a point
+//! before the next point, so that a change of the machine's speed affects them equally. Even a run
+//! that ends early has every axis, and complete comparisons.
 //!
-//! A cell of another kube-proxy may take minutes. Without arguments, the run first measures other
-//! kube-proxies only for the main table. Their remaining cells come at the end.
+//! A cell of another kube-proxy may take minutes. By default, a run first measures other
+//! kube-proxies only for the main table. Their remaining cells come last.
 
 use std::str::FromStr;
 
 use crate::schema::{Axis, Cell, Mode, NATIVE, RANGE, ROUTE, Size, Subject, SubjectKind};
 
-/// Maximum number of Services that may have more than two endpoints each. With more Services, the
-/// run measures only sizes with two endpoints.
+/// Maximum number of Services for which a run measures sizes with more than two endpoints each.
 const MANY: u32 = 10_000;
-/// Sizes of a run without limits (`--full`).
+/// Sizes for all axes in a run without limits (`--full`).
 const ALL: [&str; 11] = [
     "1", "100", "1000", "5000", "10000", "50000", "1x50", "100x50", "1000x50", "5000x50",
     "10000x50",
 ];
 
-/// Number of times that the run measures a point, and the point's place in the order.
+/// Number of times that a run measures a point, and its place in the order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Often {
-    /// The run measures the point in every repeat (`--repeats`).
+    /// In every repeat (`--repeats`).
     All,
     Twice,
     Once,
-    /// The run measures the point once. If the run also measures another kube-proxy, the point
-    /// comes early, otherwise after all other cells.
+    /// Once: early if the run includes another kube-proxy, otherwise after all other cells.
     Beside,
-    /// The run measures the point once, after all other cells.
+    /// Once, after all other cells.
     Spare,
 }
 
-/// Points of a run without arguments, the most informative first. Each row has an axis, a size and
-/// a frequency.
+/// Points of a run without arguments, the most informative first: axis, size and frequency in each
+/// row.
 const POINTS: &str = include_str!("points.txt");
 
 impl Often {
@@ -57,15 +55,14 @@ impl Often {
     }
 }
 
-/// Parses a row of `points.txt`: an axis, a size and a frequency.
+/// Parses a row of `points.txt` into an axis, a size and a frequency.
 fn point(row: &str) -> Option<(Axis, Size, Often)> {
     let mut words = row.split(' ');
     let (axis, size) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
     Some((axis, size, Often::named(words.next()?)?))
 }
 
-/// An axis that the command line names, either at one size (`change@50000`) or at the sizes of the
-/// plan.
+/// An axis on the command line, optionally with a size: `change` or `change@50000`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AxisChoice {
     pub(crate) axis: Axis,
@@ -87,35 +84,35 @@ impl FromStr for AxisChoice {
     }
 }
 
-/// The programs, axes and sizes that the user requested.
+/// Choices of the user for a run: subjects, axes, sizes and limits.
 #[derive(Debug)]
 pub(crate) struct Plan<'a> {
-    /// Axes to measure. If empty, the run measures all axes.
+    /// Axes to measure. Empty for all axes.
     pub(crate) axes: &'a [AxisChoice],
-    /// Sizes to measure. If empty, the run measures the most informative sizes of each axis.
+    /// Sizes to measure. Empty for the most informative sizes of each axis.
     pub(crate) sizes: &'a [Size],
     pub(crate) subjects: &'a [Subject],
     pub(crate) repeats: u32,
     pub(crate) is_counted: bool,
     pub(crate) is_full: bool,
-    /// Time limit of a cell, in seconds.
+    /// Time limit of a cell in seconds.
     pub(crate) limit_s: u64,
     pub(crate) changes: u32,
 }
 
-/// An axis and a size at which the run measures it.
+/// An axis, a size, and when to measure them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Point {
     axis: Axis,
     size: Size,
     often: Often,
-    /// True if the command line names this point. The run then measures all programs at this point
-    /// early, even slow ones.
+    /// True if the command line names this axis and size. Then all subjects, even slow ones, are
+    /// measured early.
     is_asked: bool,
 }
 
 impl Point {
-    /// Returns how often the run measures a program at this point.
+    /// Returns how often and when to measure this subject at this point.
     fn often(&self, subject: &SubjectKind) -> Often {
         if self.is_asked {
             self.often
@@ -129,8 +126,8 @@ impl Point {
     }
 }
 
-/// Returns how often the run measures other kube-proxies. Each of their cells may take minutes, so
-/// the run measures only the points of the main table early.
+/// Returns how often and when to measure other kube-proxies at a point. Because a cell may take
+/// minutes, only points of the main table come early.
 fn often_for_others(axis: Axis, size: Size) -> Often {
     let is_for_a_minute = size.services > MANY && axis != Axis::Cold;
     if !is_main(axis, size) || is_for_a_minute {
@@ -142,8 +139,8 @@ fn often_for_others(axis: Axis, size: Size) -> Often {
     }
 }
 
-/// Returns true if the main table shows an axis at a size. Assumes that the report has another
-/// kube-proxy. Otherwise, the main table omits 1,000 Services.
+/// Returns true if the main table of the report has this axis at this size. (Without another
+/// kube-proxy, the table omits 1,000 Services.)
 pub(crate) fn is_main(axis: Axis, size: Size) -> bool {
     let are_two = size.endpoints == 2;
     match axis {
@@ -159,7 +156,7 @@ pub(crate) fn is_main(axis: Axis, size: Size) -> bool {
 }
 
 impl Plan<'_> {
-    /// Returns all cells, in the order in which the run measures them.
+    /// Returns all cells of the run, in the order in which to measure them.
     pub(crate) fn cells(&self) -> Vec<Cell> {
         let points = self.points();
         let mut cells = Vec::new();
@@ -180,7 +177,7 @@ impl Plan<'_> {
         cells
     }
 
-    /// Adds one cell for each program at each point, if `is_had` accepts the frequency.
+    /// Adds a cell for each point and subject whose frequency `is_had` accepts.
     fn repeat(
         &self,
         points: &[Point],
@@ -190,8 +187,8 @@ impl Plan<'_> {
     ) {
         for point in points {
             for subject in self.subjects {
-                // The measurement `direct` uses no Service. So the number of Services makes no
-                // difference, and one cell is enough for all sizes.
+                // The subject `direct` uses no Service, so one cell is enough for all sizes of an
+                // axis.
                 let is_told = subject.kind == SubjectKind::Direct
                     && cells.iter().any(|cell| {
                         (cell.axis, cell.repeat) == (point.axis, repeat)
@@ -205,7 +202,7 @@ impl Plan<'_> {
         }
     }
 
-    /// Adds cells that count system calls, for the programs that `is_had` accepts.
+    /// Adds cells that count system calls, for the subjects that `is_had` accepts.
     fn count(
         &self,
         points: &[Point],
@@ -241,7 +238,7 @@ impl Plan<'_> {
         cell
     }
 
-    /// Returns the points in the order in which the run measures them.
+    /// Returns all points of the run, in the order in which to measure them.
     fn points(&self) -> Vec<Point> {
         let is_whole = |axis| {
             let asks = |asked: &AxisChoice| asked.axis == axis && asked.size.is_none();
@@ -287,8 +284,8 @@ impl Plan<'_> {
         points
     }
 
-    /// Returns the sizes at which the run measures an axis: those of the command line, or all. Some
-    /// axes have one fixed size.
+    /// Returns the sizes for an axis: those of the command line, or all. Some axes have one fixed
+    /// size.
     fn sizes(&self, axis: Axis) -> Vec<Size> {
         let read = |texts: &[&str]| texts.iter().filter_map(|text| text.parse().ok()).collect();
         let fixed = |text| -> Vec<Size> { read(&[text]) };
@@ -310,7 +307,7 @@ impl Plan<'_> {
     }
 }
 
-/// Returns how often the run measures an axis at a size that the user requested.
+/// Returns how often to measure an axis at a size that the user has chosen.
 fn often(axis: Axis) -> Often {
     if matches!(axis, Axis::Idle | Axis::Memory) {
         Often::Once
@@ -319,9 +316,9 @@ fn often(axis: Axis) -> Often {
     }
 }
 
-/// Returns true if counting system calls at a point adds information. This holds for the largest
-/// size of each axis. For changes, it also holds for the smallest size, because the counts at both
-/// sizes must be equal.
+/// Returns true if system calls should be counted at this point: at the largest size of an axis (up
+/// to 10,000 Services), and for `change` at the smallest, because the counts for a change should
+/// not depend on the size.
 fn is_worth(points: &[Point], point: &Point) -> bool {
     let of_axis = points
         .iter()
@@ -333,10 +330,11 @@ fn is_worth(points: &[Point], point: &Point) -> bool {
         || (point.axis == Axis::Change && of_axis.min() == Some(point.size))
 }
 
-/// Returns true if the run measures this program on this axis.
+/// Returns true if this axis can and should be measured for this subject.
 fn has(axis: Axis, subject: &SubjectKind) -> bool {
     match subject {
-        // The anatomy axis measures the parts of IPVS mode's helper rules, and of nftables tables.
+        // The axis `anatomy` measures the parts of IPVS mode's shim and of the tables of nftables
+        // mode.
         SubjectKind::KubeProxy {
             mode,
             flags,
@@ -351,15 +349,15 @@ fn has(axis: Axis, subject: &SubjectKind) -> bool {
                     Mode::Iptables | Mode::Userspace => false,
                 }
         }
-        // One program is enough to measure the cost of loading kernel modules.
+        // One subject is enough to find out the cost of loading kernel modules.
         SubjectKind::KubeProxy {
             mode,
             flags,
             is_ours,
             ..
         } if axis == Axis::Loaded => *is_ours && *mode == Mode::Ipvs && flags.is_empty(),
-        // In userspace mode, the daemon itself accepts the connections. The kernel does not know
-        // the endpoints, so these axes cannot be measured.
+        // In userspace mode, the daemon accepts the connections. The kernel does not know the
+        // endpoints, so the benchmark cannot wait for their changes.
         SubjectKind::KubeProxy {
             mode: Mode::Userspace,
             ..
@@ -367,11 +365,13 @@ fn has(axis: Axis, subject: &SubjectKind) -> bool {
             axis,
             Axis::Restart | Axis::Add | Axis::Change | Axis::Rolling | Axis::First
         ),
-        // The helper rules of IPVS mode affect only packets and the cost of writing a whole state.
+        // The lean shim differs from upstream's only for packets, and in the cost of writing the
+        // whole state.
         SubjectKind::KubeProxy { .. } if subject.is_lean() => {
             axis == Axis::Cold || axis.is_data_plane()
         }
-        // Local addresses on a device and local routes differ only in the cost of writing.
+        // Local routes instead of bound addresses only change the cost of writing, and of the first
+        // packet.
         SubjectKind::KubeProxy { .. } if subject.has(ROUTE) => {
             !matches!(axis, Axis::Idle | Axis::Memory | Axis::Big | Axis::Api)
                 && axis <= Axis::First
@@ -391,7 +391,7 @@ fn has(axis: Axis, subject: &SubjectKind) -> bool {
     }
 }
 
-/// Returns true if a cell takes too long for the information that it adds.
+/// Returns true if a cell takes too long for what it tells, so that it comes last.
 fn is_dear(axis: Axis, size: Size, subject: &SubjectKind) -> bool {
     let is_large = size.services > MANY || size.services * size.endpoints > 100_000;
     match subject {
@@ -399,13 +399,13 @@ fn is_dear(axis: Axis, size: Size, subject: &SubjectKind) -> bool {
             mode: Mode::Iptables,
             ..
         } => {
-            // With so many Services, twenty changes in iptables mode would take a minute.
+            // With more than 10,000 Services in iptables mode, twenty changes would take a minute.
             (size.services > MANY && !matches!(axis, Axis::Cold | Axis::First))
                 || size.services * size.endpoints > 100_000
         }
         SubjectKind::KubeProxy { .. } if subject.is_lean() => is_large && axis != Axis::First,
-        // Local routes and addresses on a device differ only while the daemon adds or removes
-        // addresses.
+        // Local routes and bound addresses differ only while the daemon adds or removes addresses,
+        // and for packets.
         SubjectKind::KubeProxy { .. } if subject.has(ROUTE) => match axis {
             Axis::Cold | Axis::Restart | Axis::Delete => false,
             Axis::Change => size.services > 100,
@@ -417,8 +417,8 @@ fn is_dear(axis: Axis, size: Size, subject: &SubjectKind) -> bool {
     }
 }
 
-/// Returns true if the run counts this program's system calls on this axis. It counts them for at
-/// least one program of each mode.
+/// Returns true if a run counts this subject's system calls on this axis. It counts them for at
+/// least one subject of each mode.
 fn counts(axis: Axis, subject: &SubjectKind) -> bool {
     matches!(subject, SubjectKind::KubeProxy { .. })
         && has(axis, subject)
@@ -509,7 +509,7 @@ mod tests {
         assert!("cold@".parse::<AxisChoice>().is_err() && "warm".parse::<AxisChoice>().is_err());
     }
 
-    /// Programs that the axis `cold` measures.
+    /// Names of the subjects that the axis `cold` includes.
     const LOADERS: [&str; 6] = [
         "ipvs",
         "ipvs-route",
@@ -565,7 +565,7 @@ mod tests {
         assert!(full.cells().len() > 2 * cells.len());
     }
 
-    /// Returns upstream's kube-proxy in each mode, as the command line names it.
+    /// Returns our subjects, and upstream's kube-proxy in IPVS mode and in iptables mode.
     fn with_upstream() -> Vec<Subject> {
         let other = |mode: Mode| {
             let name = format!("upstream-{}", mode.name());
@@ -589,7 +589,7 @@ mod tests {
             .collect()
     }
 
-    /// Returns the number of finished cells of a program on an axis, at a size.
+    /// Returns how many of these cells measure a subject on an axis at a size.
     fn times(done: &[Cell], axis: Axis, size: &str, name: &str) -> usize {
         let size: Size = size.parse().unwrap();
         let is_it = |cell: &&Cell| {
@@ -599,7 +599,7 @@ mod tests {
         done.iter().filter(is_it).count()
     }
 
-    /// Asserts that the finished cells include every cell on which a performance aim depends.
+    /// Asserts that these cells include all on which a performance aim depends.
     fn assert_aims(done: &[Cell]) {
         let times = |axis, size, name| times(done, axis, size, name);
         for name in LOADERS {
@@ -625,8 +625,7 @@ mod tests {
         assert!(done.iter().any(restart));
     }
 
-    /// Asserts that the finished cells include other kube-proxies at every size that they can
-    /// complete.
+    /// Asserts that these cells include other kube-proxies at every size that they can complete.
     fn assert_compared(done: &[Cell]) {
         let rows = [
             (Axis::Cold, "100"),
@@ -653,8 +652,7 @@ mod tests {
         assert_eq!(times(done, Axis::First, "10000", "upstream-ipvs"), 0);
     }
 
-    /// Checks that `make bench` measures all performance aims and the comparison within its time
-    /// limit.
+    /// Checks that `make bench` measures all performance aims within its time limit.
     #[test]
     fn all_performance_aims_are_measured_within_48_minutes() {
         assert_aims(&done(&subjects(), 48));

@@ -1,4 +1,4 @@
-//! A measured process, and its CPU time and memory from `/proc`.
+//! Starts and stops a measured process, and reads its CPU time and memory from `/proc`.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 use lab::{Signal, process};
 use rustix::process::{Pid, kill_process};
 
-/// A running program whose output goes to a file. Dropping the value kills the program.
+/// A running program that writes its output to a file. Dropping this value kills the program.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
@@ -18,7 +18,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts a command, and writes its output to the file `log`.
+    /// Starts a command, whose standard output and standard error go to the file `log`.
     pub(crate) fn start(mut command: Command, log: &Path) -> Result<Self> {
         let file = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
         let child = command
@@ -43,7 +43,7 @@ impl Process {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Returns the last part of the program's output.
+    /// Returns the end of the program's output so far, for error messages.
     pub(crate) fn said(&self) -> String {
         let text = fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
@@ -51,7 +51,7 @@ impl Process {
         tail.unwrap_or_default().join("\n")
     }
 
-    /// Returns the program's whole output.
+    /// Returns the program's whole output so far.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
@@ -60,7 +60,7 @@ impl Process {
         Ok(kill_process(Pid::from_child(&self.child), signal)?)
     }
 
-    /// Sends SIGTERM and waits until the process ends. After 20 s, sends SIGKILL.
+    /// Sends SIGTERM, and waits until the process has ended. Sends SIGKILL after 20 s.
     pub(crate) fn stop(mut self) -> Result<()> {
         self.signal(Signal::TERM)?;
         let limit = Instant::now() + Duration::from_secs(20);
@@ -70,18 +70,19 @@ impl Process {
         Ok(())
     }
 
-    /// Returns the CPU time of the process and of its children that have ended, in seconds.
+    /// Returns the CPU time in seconds of the process and of its children that have ended.
     pub(crate) fn cpu_s(&self) -> Result<f64> {
         Ok(process::cpu(self.id())?.as_secs_f64())
     }
 
-    /// Returns a field of `/proc/PID/status` in KiB, such as `VmHWM` or `VmRSS`.
+    /// Returns a value of `/proc/PID/status` in KiB: `VmHWM` (peak memory) or `VmRSS` (resident
+    /// memory).
     pub(crate) fn memory_kib(&self, field: &str) -> Result<u64> {
         Ok(process::status(self.id(), field)?)
     }
 
-    /// Returns the number of voluntary context switches of all threads. Each of these switches ends
-    /// with a wakeup.
+    /// Returns the number of voluntary context switches of all threads, which is the number of
+    /// their wakeups.
     pub(crate) fn waits(&self) -> Result<u64> {
         let mut sum = 0;
         for task in fs::read_dir(format!("/proc/{}/task", self.id()))? {
@@ -99,7 +100,7 @@ impl Drop for Process {
     }
 }
 
-/// Returns the kernel's threads, which are the children of process 2.
+/// Returns the process IDs of all kernel threads: the children of process 2 (kthreadd).
 pub(crate) fn kernel_threads() -> Result<BTreeSet<u32>> {
     let mut threads = BTreeSet::new();
     for entry in fs::read_dir("/proc")? {
@@ -107,7 +108,7 @@ pub(crate) fn kernel_threads() -> Result<BTreeSet<u32>> {
         let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else {
             continue;
         };
-        // The process may have ended since `/proc` was listed.
+        // A process that has ended meanwhile has no `stat` file.
         let stat = process::stat(pid).unwrap_or_default();
         if stat.get(1).is_some_and(|parent| parent == "2") {
             threads.insert(pid);
@@ -116,7 +117,7 @@ pub(crate) fn kernel_threads() -> Result<BTreeSet<u32>> {
     Ok(threads)
 }
 
-/// Returns the number of processes and threads started since boot, including kernel threads.
+/// Returns how many processes and threads were started since boot, including kernel threads.
 pub(crate) fn forks() -> Result<u64> {
     let text = fs::read_to_string("/proc/stat")?;
     let line = text

@@ -1,4 +1,4 @@
-//! Finds the endpoints that a packet can reach through an iptables nat table. Parses the table from
+//! Finds the endpoints that packets can reach through an iptables nat table. Parses the table in
 //! the kernel's binary layout (`struct ipt_entry`).
 //!
 //! ```text
@@ -10,12 +10,12 @@
 //!  KUBE-SVC-…, KUBE-SEP-… without a jump to them: no packet gets there
 //! ```
 //!
-//! - This module follows a packet from rule to rule. The packet's destination address, protocol and
-//!   port are known. Its sender, its interface and random choices are unknown.
-//! - If a rule depends on an unknown property, the module follows both cases: the rule matches, and
-//!   the rule does not match.
-//! - Chains to which no rule jumps are ignored. kube-proxy leaves such chains behind and deletes
-//!   them later.
+//! - This module follows a packet from rule to rule. It knows the packet's destination address,
+//!   protocol and port, but not its source, its interface or the result of a random choice.
+//! - If a rule depends on something unknown, the module follows both cases: the rule matches, and
+//!   it does not match.
+//! - Chains to which no rule jumps have no effect. kube-proxy leaves such chains behind, and
+//!   deletes them later.
 //!
 //! Source: `linux/netfilter_ipv4/ip_tables.h`, `linux/netfilter/x_tables.h`,
 //! `linux/netfilter/xt_tcpudp.h`, `linux/netfilter/nf_nat.h`.
@@ -25,29 +25,29 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-/// Endpoints of each Service address and port. This part of the state exists in every mode.
+/// Endpoints by Service address and port: the part of the state that every mode has.
 pub(crate) type Servers = BTreeMap<SocketAddrV4, BTreeSet<SocketAddrV4>>;
 
-/// Destinations to which the rules may translate a packet.
+/// Destinations to which rules may translate a packet (DNAT).
 type Targets = BTreeSet<SocketAddrV4>;
 
-/// Rules of an IPv4 nat table, in the kernel's binary layout.
+/// An IPv4 nat table as the kernel returns it: a sequence of `struct ipt_entry`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rules<'a> {
     entries: &'a [u8],
 }
 
-/// A rule of a table.
+/// A rule of the table: one `struct ipt_entry` with its matches and its target.
 #[derive(Debug, Clone, Copy)]
 struct Rule<'a> {
     bytes: &'a [u8],
-    /// Offset of the target in the rule. The rule's matches end at this offset.
+    /// Offset of the target in the rule, at which the matches end.
     target: usize,
     /// Offset of the next rule in the table.
     next: usize,
 }
 
-/// Certainty that a rule matches a packet of which only some fields are known.
+/// Certainty with which a rule matches a packet of which only some fields are known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum RuleEffect {
     Never,
@@ -55,27 +55,27 @@ enum RuleEffect {
     Always,
 }
 
-/// Action that a matching rule takes on a packet.
+/// Effect of a rule on a packet that it matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
-    /// The packet continues with the next rule.
+    /// The packet goes on to the next rule.
     On,
-    /// The packet enters the chain at this offset, and returns to the next rule.
+    /// The packet enters the chain at this offset. At its end, it returns to the next rule.
     Jump(usize),
-    /// The packet continues in the chain at this offset. At its end, the packet returns to the
-    /// caller of the current chain.
+    /// The packet enters the chain at this offset. At its end, it returns to the caller of the
+    /// present chain.
     Goto(usize),
-    /// The packet returns to the caller of the current chain.
+    /// The packet returns to the caller of the present chain.
     Back,
     /// The packet leaves this table.
     End,
-    /// The rule translates the packet's destination to this address. If the port is `None`, the
-    /// packet keeps its port.
+    /// The rule translates the packet's destination to this address and port. `None`: the port does
+    /// not change.
     To(Ipv4Addr, Option<u16>),
 }
 
-/// Field offsets in `struct ipt_ip`: addresses and their masks, interface masks, protocol, flags,
-/// inverse flags.
+/// Offsets of fields in `struct ipt_ip`: source and destination with their masks, interface masks,
+/// protocol, flags and inverse flags.
 const SOURCE: usize = 0;
 const DESTINATION: usize = 4;
 const SOURCE_MASK: usize = 8;
@@ -97,17 +97,17 @@ const TARGET_OFFSET: usize = 88;
 const NEXT_OFFSET: usize = 90;
 const ENTRY: usize = 112;
 /// Offsets in `struct xt_entry_match` and `struct xt_entry_target`: name, revision, and the
-/// extension's own data.
+/// extension's data.
 const NAME: std::ops::Range<usize> = 2..31;
 const REVISION: usize = 31;
 const OWN: usize = 32;
-/// Standard verdict `XT_RETURN`, with which a packet returns to the calling chain.
+/// Verdict `XT_RETURN`: the packet returns to the calling chain.
 const RETURN: i32 = -5;
 /// NAT range flags: `NF_NAT_RANGE_MAP_IPS` and `NF_NAT_RANGE_PROTO_SPECIFIED`.
 const HAS_ADDRESS: u32 = 1;
 const HAS_PORT: u32 = 2;
-/// Names of targets after which this module stops following a packet, because the packet leaves the
-/// table or the effect is unknown. After any other target, the packet continues with the next rule.
+/// Targets at which this module stops following a packet, because it leaves the table, or because
+/// the effect is unknown. After any target that is not listed, the packet goes on to the next rule.
 const ENDS: [&[u8]; 8] = [
     b"MASQUERADE",
     b"NETMAP",
@@ -118,18 +118,18 @@ const ENDS: [&[u8]; 8] = [
     b"SYNPROXY",
     b"TPROXY",
 ];
-/// Maximum depth of nested chains. A kube-proxy nests at most four chains.
+/// Maximum depth of nested chains. kube-proxy nests at most four.
 const DEEP: usize = 32;
 
 impl<'a> Rules<'a> {
-    /// Wraps the entries of a nat table. Its first built-in chain must be PREROUTING. Pass no
-    /// entries if the table does not exist.
+    /// Wraps the entries of a nat table, in which PREROUTING must be the first chain. Empty if the
+    /// table does not exist.
     pub(crate) fn new(entries: &'a [u8]) -> Self {
         Self { entries }
     }
 
-    /// Returns the destinations that the rules may choose for a new TCP connection to an address
-    /// and port. Returns an empty set if no rule translates the connection.
+    /// Returns the destinations to which the rules may translate a new TCP connection to `at`.
+    /// Empty if no rule translates it.
     pub(crate) fn targets(&self, at: SocketAddrV4) -> Result<Targets> {
         let mut targets = Targets::new();
         if !self.entries.is_empty() {
@@ -138,9 +138,8 @@ impl<'a> Rules<'a> {
         Ok(targets)
     }
 
-    /// Returns every address and port that a rule for incoming packets matches, with the
-    /// destinations that the rules may choose. Skips rules that match a whole network or more than
-    /// one port.
+    /// Returns each address and port that has a rule for incoming packets, with the destinations to
+    /// which the rules may translate it. Skips rules for a network or for several ports.
     pub(crate) fn servers(&self) -> Result<Servers> {
         let mut found = BTreeMap::new();
         if !self.entries.is_empty() {
@@ -150,8 +149,8 @@ impl<'a> Rules<'a> {
         Ok(servers.map(|(at, (targets, _))| (at, targets)).collect())
     }
 
-    /// Follows a packet, beginning with one rule of a chain. Returns true if the packet may reach
-    /// the end of this chain.
+    /// Follows a packet from the rule at the offset `from`, and adds its possible destinations to
+    /// `targets`. Returns true if the packet may come to the end of the chain or return from it.
     fn follow(
         &self,
         from: usize,
@@ -194,12 +193,12 @@ impl<'a> Rules<'a> {
         }
     }
 
-    /// Visits all rules of a chain, and of the chains that it calls for all packets.
+    /// Visits all rules of the chain at the offset `from`, and of the chains that it calls for all
+    /// packets.
     ///
-    /// If a rule matches only one address and port, follows a packet to this address. Adds the
-    /// packet's possible destinations to `found`. The flag in `found` is true once no packet to
-    /// this address can pass the rule. Then visits the later rules, too, because packets to other
-    /// addresses may pass this rule.
+    /// For a rule that matches a single address and port, follows a packet to it, and adds the
+    /// packet's possible destinations to `found`. The flag in `found` is true once no such packet
+    /// can pass the rule. Later rules still count for packets to other addresses.
     fn gather(
         &self,
         from: usize,
@@ -263,11 +262,10 @@ impl<'a> Rules<'a> {
 }
 
 impl<'a> Rule<'a> {
-    /// Returns the certainty that the rule matches a TCP packet to an address and port. The
-    /// packet's source is unknown.
+    /// Returns whether the rule matches a TCP packet to `packet`, whose source is unknown.
     fn takes(&self, packet: SocketAddrV4) -> Result<RuleEffect> {
-        // Checks the destination first, for speed. Among tens of thousands of rules, nearly every
-        // rule is for a different address.
+        // Checks the destination first, because among tens of thousands of rules, nearly all are
+        // for another address.
         let wanted = self.number(DESTINATION)?;
         let mask = self.number(DESTINATION_MASK)?;
         let inverted = self.byte(INVERTED)?;
@@ -297,8 +295,8 @@ impl<'a> Rule<'a> {
         Ok(takes)
     }
 
-    /// Returns the single address and port that the rule matches. Returns `None` if the rule
-    /// matches several. Ignores the rule's other conditions.
+    /// Returns the address and port that the rule matches, or `None` if it matches several. Ignores
+    /// other conditions of the rule.
     fn only(&self) -> Result<Option<SocketAddrV4>> {
         let is_one = self.number(DESTINATION_MASK)? == u32::MAX
             && self.byte(INVERTED)? & (NOT_DESTINATION | NOT_PROTOCOL) == 0
@@ -315,20 +313,21 @@ impl<'a> Rule<'a> {
         Ok(None)
     }
 
-    /// Returns true if the rule matches every packet.
+    /// Returns true if the rule has no conditions.
     fn is_for_all(&self) -> bool {
         let head = self.bytes.get(SOURCE..FLAGS).unwrap_or_default();
         head.iter().all(|byte| *byte == 0) && self.target == ENTRY
     }
 
-    /// Returns the action that the rule takes if it matches. `at` is the rule's offset.
+    /// Returns the effect of the rule on packets that it matches. `at` is the rule's offset in the
+    /// table.
     fn fate(&self, at: usize) -> Result<Fate> {
         let target = Extension::at(self.bytes.get(self.target..).unwrap_or_default())
             .with_context(|| format!("the rule at byte {at} has no target"))?;
         let number = |at| target.number(at);
         Ok(match target.name {
-            // The standard target has an empty name. Its data is a verdict, or the offset of a
-            // chain.
+            // The standard target has an empty name. Its data is a verdict (negative), or the
+            // offset of a chain.
             b"" => match i32::from_ne_bytes(number(0)?.to_ne_bytes()) {
                 RETURN => Fate::Back,
                 verdict if verdict < 0 => Fate::End,
@@ -339,8 +338,8 @@ impl<'a> Rule<'a> {
                 },
             },
             b"DNAT" => {
-                // Revision 0 of DNAT is `struct nf_nat_ipv4_multi_range_compat`. Revision 2 is
-                // `struct nf_nat_range2`, with addresses of 16 bytes.
+                // DNAT has `struct nf_nat_ipv4_multi_range_compat` in revision 0, and
+                // `struct nf_nat_range2` in revision 2, in which an address has 16 bytes.
                 let (flags, address, to, port) = match target.revision {
                     0 => (4, 8, 12, 16),
                     2 => (0, 4, 20, 36),
@@ -357,8 +356,7 @@ impl<'a> Rule<'a> {
                     (flags & HAS_PORT != 0).then_some(port),
                 )
             }
-            // The kernel marks the head of a chain and the end of the table with a target named
-            // ERROR.
+            // A target ERROR marks the start of a user-defined chain, and the end of the table.
             b"ERROR" => bail!("the chain before byte {at} has no end"),
             name if ENDS.contains(&name) => Fate::End,
             _ => Fate::On,
@@ -388,7 +386,7 @@ impl<'a> Rule<'a> {
         self.bytes.get(at).copied().context("a rule is too short")
     }
 
-    /// Reads a number in native byte order.
+    /// Reads a 32-bit number of the rule, in native byte order.
     fn number(&self, at: usize) -> Result<u32> {
         number(self.bytes, at).context("a rule is too short")
     }
@@ -397,18 +395,18 @@ impl<'a> Rule<'a> {
 /// `IPPROTO_TCP`, in the byte order of `struct ipt_ip`.
 const TCP: [u8; 2] = 6_u16.to_ne_bytes();
 
-/// A match or a target of a rule, such as `tcp` or `DNAT`.
+/// A match or a target of a rule (an extension), such as `tcp` or `DNAT`.
 #[derive(Debug, Clone, Copy)]
 struct Extension<'a> {
     name: &'a [u8],
     revision: u8,
-    /// Size of the match or target, in bytes.
+    /// Size of the extension in bytes, including its header.
     size: usize,
     own: &'a [u8],
 }
 
 impl<'a> Extension<'a> {
-    /// Returns the match or target at the start of `bytes`, or `None` if `bytes` is too short.
+    /// Reads the extension at the start of `bytes`. Returns `None` if `bytes` is too short.
     fn at(bytes: &'a [u8]) -> Option<Self> {
         let size = usize::from(short(bytes, 0)?);
         let name = bytes.get(NAME)?;
@@ -420,8 +418,7 @@ impl<'a> Extension<'a> {
         })
     }
 
-    /// Returns the certainty that this match accepts a TCP packet to an address and port. The
-    /// packet's source is unknown.
+    /// Returns whether this match accepts a TCP packet to `packet`, whose source is unknown.
     fn takes(&self, packet: SocketAddrV4) -> Result<RuleEffect> {
         match self.name {
             b"comment" => Ok(RuleEffect::Always),
@@ -440,8 +437,7 @@ impl<'a> Extension<'a> {
         }
     }
 
-    /// Returns the single destination port that this match accepts, or `None` if it accepts
-    /// several.
+    /// Returns the destination port that this match accepts, or `None` if it accepts several.
     fn only_port(&self) -> Result<Option<u16>> {
         if self.name != b"tcp" {
             return Ok(None);
@@ -451,7 +447,7 @@ impl<'a> Extension<'a> {
         Ok(is_one.then_some(*tcp.to.start()))
     }
 
-    /// Parses `struct xt_tcp`.
+    /// Parses the data of the match `tcp` (`struct xt_tcp`).
     fn tcp(&self) -> Result<Tcp> {
         let port = |at| short(self.own, at).context("a match of TCP is too short");
         let byte = |at| self.own.get(at).copied().unwrap_or_default();
@@ -466,7 +462,7 @@ impl<'a> Extension<'a> {
         })
     }
 
-    /// Reads a number in native byte order.
+    /// Reads a 32-bit number of the extension's data, in native byte order.
     fn number(&self, at: usize) -> Result<u32> {
         number(self.own, at).context("a target is too short")
     }
@@ -480,11 +476,11 @@ impl<'a> Extension<'a> {
 /// Inverse flag in `struct xt_tcp`: `XT_TCP_INV_DSTPT`.
 const NOT_TO_PORT: u8 = 0x02;
 
-/// Conditions of the match `tcp`.
+/// Conditions of a match `tcp` (`struct xt_tcp`).
 #[derive(Debug)]
 struct Tcp {
     to: std::ops::RangeInclusive<u16>,
-    /// True if the match has conditions other than the destination port.
+    /// True if the match has conditions besides the destination port.
     asks_more: bool,
     inverted: u8,
 }
@@ -503,8 +499,8 @@ fn number(bytes: &[u8], at: usize) -> Option<u32> {
 pub(crate) mod tests {
     use super::*;
 
-    /// Table that the kernel built from `leftovers.rules`. [`WAYS`] is the table of `ways.rules`.
-    /// `examples/capture_rules.rs` captured both.
+    /// Tables in the kernel's layout, built from `leftovers.rules` and (in [`WAYS`]) from
+    /// `ways.rules`. `examples/capture_rules.rs` has captured them.
     pub(crate) const LEFTOVERS: &str = include_str!("../tests/data/leftovers.hex");
     pub(crate) const WAYS: &str = include_str!("../tests/data/ways.hex");
 
@@ -515,7 +511,7 @@ pub(crate) mod tests {
         pairs.map(|pair| byte(pair)).collect()
     }
 
-    /// Returns the destinations that a packet to an address and port may reach, as text.
+    /// Returns the destinations that a packet to the address and port `at` can reach, as text.
     fn targets(table: &[u8], at: &str) -> Vec<String> {
         let targets = Rules::new(table).targets(at.parse().unwrap()).unwrap();
         targets.iter().map(ToString::to_string).collect()
@@ -524,7 +520,7 @@ pub(crate) mod tests {
     #[test]
     fn an_endpoint_chain_without_a_jump_is_not_reachable() {
         let table = table(LEFTOVERS);
-        // The replaced endpoint's chain is still in the table, but no rule jumps to the chain.
+        // The table still has the chain of a replaced endpoint, to which no rule jumps.
         let old = [10, 128, 1, 1];
         assert!(table.as_chunks::<4>().0.contains(&old));
         assert_eq!(
@@ -535,7 +531,7 @@ pub(crate) mod tests {
             targets(&table, "10.96.1.1:80"),
             ["10.128.1.2:8080", "10.128.1.3:8080"]
         );
-        // No rule leads from these service addresses to an endpoint.
+        // No rule leads from these addresses and ports to an endpoint.
         for gone in ["10.96.1.2:80", "10.96.1.3:80", "10.96.1.0:81"] {
             assert!(targets(&table, gone).is_empty(), "{gone}");
         }
@@ -586,8 +582,8 @@ pub(crate) mod tests {
             assert!(Rules::new(cut).targets(at).is_err());
             assert!(Rules::new(cut).servers().is_err());
         }
-        // Changes each byte of the rules that the packets traverse. The result may be wrong, but
-        // the parser must not panic.
+        // Changes each byte of the rules in turn. The result may be wrong, but the parser must not
+        // panic.
         let mut bytes = whole;
         for index in 0..bytes.len() {
             *bytes.get_mut(index).unwrap() ^= 0xff;

@@ -1,5 +1,5 @@
-//! Runs the cells one after another within the limits, and writes the report. This part runs on the
-//! host, outside the VMs.
+//! Runs all cells (benchmark runs) one after another on the host, each in a VM, and writes the
+//! report.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -25,15 +25,15 @@ use crate::stage::beside;
 
 /// Version of the format of `report.json`.
 const VERSION: u32 = 1;
-/// Time that a cell may take in addition to its limits. This time covers the boot, the setup of the
-/// node, the start of the API fixture, and a last read of the kernel.
+/// Time that a cell may take besides its limits: for the VM's boot, the setup of the node, the
+/// start of the fake API server, and a last read of the kernel.
 const AROUND: Duration = Duration::from_mins(2);
-/// Time limit for another kube-proxy to print its version. Includes booting the VM.
+/// Time limit for another kube-proxy to print its version, including the VM's boot.
 const VERSION_LIMIT: Duration = Duration::from_secs(30);
-/// Time limit of a run, in minutes. Together with the build, a run takes at most an hour.
+/// Default time limit of a run in minutes. With the build, a run takes at most an hour.
 const MINUTES: u64 = 48;
-/// Additional minutes for each other kube-proxy. Upstream's IPVS mode needs this much time for the
-/// main table.
+/// Additional minutes for each other kube-proxy, which upstream's IPVS mode needs for the main
+/// table.
 const MINUTES_FOR_ANOTHER: u64 = 10;
 
 /// Measures all cells, and writes report.json, report.md and charts.
@@ -90,7 +90,7 @@ pub(crate) struct Run {
     out: Option<PathBuf>,
 }
 
-/// Parses another kube-proxy: `upstream=/usr/bin/kube-proxy:ipvs`.
+/// Parses another kube-proxy, such as `upstream=/usr/bin/kube-proxy:ipvs` (NAME=PATH:MODE).
 fn other(text: &str) -> Result<Subject, String> {
     let wrong =
         || format!("{text:?}: write NAME=PATH:MODE, with the mode ipvs, iptables or nftables");
@@ -107,7 +107,7 @@ fn other(text: &str) -> Result<Subject, String> {
 }
 
 impl Run {
-    /// Runs all cells and writes the report.
+    /// Measures all cells of the run, and writes the report.
     pub(crate) fn run(&self) -> Result<()> {
         let started = (SystemTime::now(), Instant::now());
         let (subjects, not_named) = self.chosen_subjects()?;
@@ -173,7 +173,7 @@ impl Run {
                 None => match self.measure(cell, &folder, end) {
                     Ok(measurement) => measurement,
                     Err(error) => {
-                        // The cells measured before the error are enough for a report.
+                        // Writes the report from the cells that were measured before the error.
                         report::draw(&report, &folder, true)?;
                         return Err(error);
                     }
@@ -236,13 +236,14 @@ impl Run {
         Ok(folder.canonicalize()?)
     }
 
-    /// Returns the programs to measure. Also returns the names of other kube-proxies that the
-    /// command line gives but `--subjects` excludes.
+    /// Returns the subjects to measure, and the names of other kube-proxies that `--kube-proxy`
+    /// gives but `--subjects` excludes.
     fn chosen_subjects(&self) -> Result<(Vec<Subject>, Vec<String>)> {
         self.chosen_from(&beside("kube-proxy")?)
     }
 
-    /// Chooses the programs to measure, with the binary `daemon` as our daemon.
+    /// Returns the subjects like [`Self::chosen_subjects`], with the binary `daemon` as our
+    /// kube-proxy.
     fn chosen_from(&self, daemon: &Path) -> Result<(Vec<Subject>, Vec<String>)> {
         let ours =
             |name: &str, mode, flags: &[&str]| Subject::kube_proxy(name, daemon, mode, flags, true);
@@ -250,8 +251,8 @@ impl Run {
             name: name.to_owned(),
             kind,
         };
-        // A build may lack a feature. In that case, the first cell that uses the feature reports
-        // the error.
+        // A build may lack one of these features. Then the first cell that needs it fails with the
+        // reason.
         let mut all = vec![
             ours("ipvs", Mode::Ipvs, &[]),
             ours("ipvs-route", Mode::Ipvs, &[ROUTE]),
@@ -304,7 +305,7 @@ impl Run {
         Ok((asked, others.map(|one| one.name).collect()))
     }
 
-    /// Returns the other kube-proxies with the versions that they print.
+    /// Returns the other kube-proxies among the subjects, with the versions that they print.
     fn others(&self, subjects: &[Subject], folder: &Path) -> Vec<Other> {
         let mut others = Vec::new();
         for subject in subjects {
@@ -325,8 +326,8 @@ impl Run {
         others
     }
 
-    /// Runs a program with `--version` in a VM. On the host, a program that ignores the flag would
-    /// start its work.
+    /// Returns the output of a kube-proxy's `--version`. Runs it in a VM, because a program that
+    /// ignores the flag would start to work on the host.
     fn version(&self, path: &Path, folder: &Path) -> String {
         let into = folder.join("version");
         let script = "exec \"$1\" --version > \"$2\" 2>&1";
@@ -345,7 +346,7 @@ impl Run {
         line.unwrap_or_default().to_owned()
     }
 
-    /// Returns the options with which all VMs start.
+    /// Returns the lab's options for all VMs of the run.
     fn options(&self, folder: &Path) -> Options {
         let given = Options::from_env();
         Options {
@@ -356,7 +357,7 @@ impl Run {
         }
     }
 
-    /// Measures a cell in a fresh VM.
+    /// Measures a cell in its own VM.
     fn measure(&self, cell: &Cell, folder: &Path, end: Option<Instant>) -> Result<Measurement> {
         let into = folder.join("cell.json");
         let _ = fs::remove_file(&into);
@@ -367,8 +368,8 @@ impl Run {
             "--into".into(),
             into.clone().into(),
         ];
-        // The limit applies to the preparation and to the measurement, and reading a wrong state
-        // takes long. So the VM gets twice the limit.
+        // Twice the limit: it applies to the preparation and to the measurement, and reading a
+        // wrong state takes long.
         let limit = Duration::from_secs(cell.limit_s * 2 + cell.idle_s) + AROUND;
         let rest = end.map(|end| end.saturating_duration_since(Instant::now()));
         let is_cut = rest.is_some_and(|rest| rest < limit);
@@ -383,7 +384,8 @@ impl Run {
         let started = Instant::now();
         let status = lab::run(&argv, &options);
         let took_s = started.elapsed().as_secs_f64();
-        // These statuses mean that SIGINT, SIGTERM or SIGHUP ended the VM. The whole run then ends.
+        // These statuses mean that a signal (SIGHUP, SIGINT, SIGTERM) has ended the VM. It also
+        // ends the run.
         ensure!(
             ![129, 130, 143].contains(&status),
             "interrupted; what was measured is in {}",
@@ -444,24 +446,25 @@ impl Run {
     }
 }
 
-/// Outcomes of finished cells that make the run skip further cells.
+/// Outcomes of earlier cells because of which a run skips later cells.
 #[derive(Debug, Default)]
 struct SkippedCells {
-    /// Measured programs that do not support their mode or flags, each with the reason.
+    /// Subjects that do not know their mode or a flag, with the reason.
     refused: BTreeMap<String, String>,
     /// Cells that exceeded their time limit.
     over: Vec<Cell>,
 }
 
 impl SkippedCells {
-    /// Returns the outcome of a cell that the run skips. Returns `None` if the cell must run.
+    /// Returns the outcome of a cell that must be skipped, or `None` if the cell must run.
+    /// `expected` is its expected duration, `end` the end of the whole run.
     fn why(&self, cell: &Cell, end: Option<Instant>, expected: Duration) -> Option<Outcome> {
         let is_repeat_of = |one: &Cell| {
             let counts = one.is_counting == cell.is_counting;
             counts && (one.axis, one.size, &one.subject) == (cell.axis, cell.size, &cell.subject)
         };
-        // Every axis begins with a cold start. So a cell cannot finish in time if a cold start of
-        // the same or a smaller size exceeded its limit.
+        // Every measurement includes a cold start. So the cell cannot finish if a cold start of
+        // this or a smaller size has exceeded its limit.
         let begins_with = |one: &Cell| {
             let is_as_large = one.size.services <= cell.size.services
                 && one.size.endpoints <= cell.size.endpoints;
@@ -495,21 +498,21 @@ impl SkippedCells {
     }
 }
 
-/// Returns the title of a cell, such as `cold 10000x2 ipvs #0`.
+/// Returns the title of a cell, such as `cold 10000x2 ipvs #0` (axis, size, subject, repeat).
 fn title(cell: &Cell) -> String {
     let counting = if cell.is_counting { " counting" } else { "" };
     let (axis, size, name) = (cell.axis, cell.size, &cell.subject.name);
     format!("{axis} {size} {name} #{}{counting}", cell.repeat)
 }
 
-/// Returns the default time limit of a run, in minutes.
+/// Returns the default time limit of a run with these subjects, in minutes.
 pub(crate) fn default_minutes(subjects: &[Subject]) -> u64 {
     let others = subjects.iter().filter(|one| one.kind.is_other());
     MINUTES + MINUTES_FOR_ANOTHER * others.count() as u64
 }
 
-/// Returns the cells with their expected durations in seconds. The duration is `None` if the run
-/// would skip the cell, because an earlier cell is expected to exceed its limit.
+/// Returns the cells of a run, each with its expected duration in seconds. `None` if the run would
+/// skip the cell, because an earlier one is expected to exceed its limit.
 pub(crate) fn foreseen(cells: &[Cell]) -> Vec<(&Cell, Option<f64>)> {
     let mut left_out = SkippedCells::default();
     let mut foreseen = Vec::new();
@@ -523,7 +526,8 @@ pub(crate) fn foreseen(cells: &[Cell]) -> Vec<(&Cell, Option<f64>)> {
     foreseen
 }
 
-/// Lists the cells, one per line. Each line has the total minutes up to the end of the cell.
+/// Lists the cells of a run, one per line: expected minutes from the start to the cell's end,
+/// expected seconds, and title.
 fn planned(cells: &[Cell]) -> String {
     let (mut text, mut until) = (String::new(), 0.0);
     for (cell, seconds) in foreseen(cells) {
@@ -535,7 +539,7 @@ fn planned(cells: &[Cell]) -> String {
     text
 }
 
-/// Describes an outcome in a few words.
+/// Returns an outcome in short form, for the progress of a run.
 fn short(outcome: &Outcome) -> String {
     let measured = match outcome {
         Outcome::Measured(measured) => measured,
@@ -588,7 +592,7 @@ fn short(outcome: &Outcome) -> String {
     words.join(", ")
 }
 
-/// Returns the output of a program. Returns an empty text if the program cannot run.
+/// Returns the output of a program, or an empty string if it cannot be run.
 fn said(program: &str, arguments: &[&str]) -> String {
     Command::new(program)
         .args(arguments)
@@ -615,8 +619,8 @@ fn utc(time: SystemTime) -> String {
     jiff::Timestamp::from_second(seconds).map_or_else(|_| String::new(), |at| at.to_string())
 }
 
-/// Returns the command line without the directories of this machine, which do not influence the
-/// measurement.
+/// Returns the command line for the report, without this machine's directories, which do not affect
+/// the measurement.
 fn command(arguments: impl Iterator<Item = String>) -> String {
     let mut words = Vec::new();
     let mut before = String::new();
@@ -637,7 +641,7 @@ fn command(arguments: impl Iterator<Item = String>) -> String {
     words.join(" ")
 }
 
-/// Returns the value of a flag. If the value contains a path, keeps only the file name.
+/// Returns the value of a flag for the report. Of a path, keeps only the file name.
 fn without_folder(flag: &str, value: &str) -> String {
     let (name, path) = match flag {
         "--kernel" => ("", value),
@@ -667,8 +671,8 @@ mod tests {
         assert_eq!(command(text.split(' ').map(str::to_owned)), wanted);
     }
 
-    /// Returns the names of the programs that a command line selects, and of the kube-proxies that
-    /// it excludes. Any file can stand in for our daemon here.
+    /// Returns the names of the subjects that a command line selects, and of the kube-proxies that
+    /// it excludes. An existing file takes the place of our kube-proxy.
     fn chosen(arguments: &str) -> Result<(Vec<String>, Vec<String>)> {
         #[derive(Debug, clap::Parser)]
         struct Line {

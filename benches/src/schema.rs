@@ -1,5 +1,4 @@
-//! Cells, outcomes and the report: the data that the host and its VMs exchange, and the format of
-//! `report.json`.
+//! Data that the host and its VMs exchange (cells and outcomes), and the format of `report.json`.
 //!
 //! ```text
 //!  run (host) ── Cell ──▶ lab run -- bench cell JSON ── Outcome ──▶ run
@@ -63,13 +62,13 @@ impl Axis {
         Self::value_variants().iter().copied()
     }
 
-    /// Returns true if the axis measures packets. All other axes measure the daemon.
+    /// Returns true if the axis measures packets. All other axes measure the program itself.
     pub(crate) fn is_data_plane(self) -> bool {
         self >= Self::First
     }
 }
 
-/// Formats the axis as the name that the command line and the report use.
+/// Formats the axis as its name on the command line and in the report.
 impl fmt::Display for Axis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.to_possible_value();
@@ -88,22 +87,23 @@ impl FromStr for Axis {
     }
 }
 
-/// Mode of a kube-proxy, as in `--proxy-mode`.
+/// Mode of a kube-proxy, the value of `--proxy-mode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Mode {
-    /// The kernel's IPVS distributes connections (`ipvs`).
+    /// IPVS mode (`ipvs`): the kernel's IPVS distributes connections.
     Ipvs,
-    /// iptables rules translate packets (`iptables`).
+    /// iptables mode (`iptables`): iptables rules translate packets (DNAT).
     Iptables,
-    /// An nftables table translates packets (`nftables`).
+    /// nftables mode (`nftables`): rules in an nf_tables table translate packets (DNAT).
     Nftables,
-    /// The daemon relays connections and datagrams through its own sockets (`userspace`).
+    /// Userspace mode (`userspace`): the daemon relays connections and datagrams through its own
+    /// sockets.
     Userspace,
 }
 
 impl Mode {
-    /// Returns the value of `--proxy-mode`.
+    /// Returns the value of `--proxy-mode` for this mode.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Ipvs => "ipvs",
@@ -114,18 +114,19 @@ impl Mode {
     }
 }
 
-/// A measured program, or a kernel state without a program. Each has a column in the report.
+/// Subject of a measurement: a program, or a kernel state without a program. Each subject has a
+/// column in the report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Subject {
-    /// Name of the subject in the report.
+    /// Name of the subject on the command line and in the report.
     pub(crate) name: String,
-    /// The measured program or kernel state itself.
+    /// Program to measure, or kernel state to measure without a program.
     #[serde(flatten)]
     pub(crate) kind: SubjectKind,
 }
 
 impl Subject {
-    /// Creates a kube-proxy in a mode, with additional flags, for measurement.
+    /// Returns a kube-proxy in this mode, with additional flags, as a subject.
     pub(crate) fn kube_proxy(
         name: &str,
         path: impl Into<PathBuf>,
@@ -145,64 +146,67 @@ impl Subject {
     }
 }
 
-/// The measured program, or the kernel state that is measured without a program.
+/// Program to measure, or kernel state to measure without a program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub(crate) enum SubjectKind {
-    /// A kube-proxy binary, either this repository's or another one.
+    /// A kube-proxy, ours or another one.
     KubeProxy {
-        /// Path of the binary.
+        /// Path of the kube-proxy's binary.
         path: PathBuf,
         /// Value of `--proxy-mode`.
         mode: Mode,
-        /// Additional command line flags for the binary.
+        /// Additional command line flags.
         flags: Vec<String>,
-        /// True if this repository built the binary. Only such a binary gets this project's
-        /// additional flags.
+        /// True for our kube-proxy. Only ours gets flags that upstream lacks.
         is_ours: bool,
     },
-    /// The bare loader of IPVS mode. It sends prepared messages that write the daemon's state.
+    /// The bare loader of IPVS mode: a program that only sends prepared messages, which write the
+    /// same state as the daemon.
     Floor,
-    /// The bare loader of nftables mode, with upstream's layout.
+    /// The bare loader of nftables mode with upstream's layout: a program that only sends prepared
+    /// transactions.
     NftFloor,
-    /// The bare loader of nftables mode, with the flat layout.
+    /// The bare loader of nftables mode with the flat layout.
     NftFlatFloor,
-    /// The kernel's tools `ipvsadm -R`, `ipset restore` and `ip -batch`, which write the daemon's
-    /// final state.
+    /// The tools `ipset restore`, `iptables-restore`, `ipvsadm -R` and `ip -batch`, which write
+    /// IPVS mode's final state.
     Tools,
-    /// Data plane only: IPVS virtual servers without sets and rules.
+    /// Only virtual servers of IPVS, without sets and rules. Only for axes that measure packets.
     BareIpvs,
-    /// Data plane only: no Service. The client connects directly to the pod.
+    /// No Service: the client connects directly to a pod. Only for axes that measure packets.
     Direct,
 }
 
-/// Prefix of `anatomy` series that were measured on a node with a complete mode. The name of the
-/// measured program follows.
+/// Start of the name of an `anatomy` series on a node that has a complete mode. The subject's name
+/// follows.
 pub(crate) const WHOLE: &str = "by the daemon: ";
-/// Name of the `anatomy` series in which the kernel has address translation enabled, but no rule.
+/// Name of the `anatomy` series in which NAT is enabled, but no rule exists.
 pub(crate) const NAT_ALONE: &str = "translation of addresses, no rule";
-/// Reason for skipping a cell that would not finish within the run's time limit.
+/// Reason for skipping a cell (benchmark run) that would not finish within the time limit of the
+/// whole run.
 pub(crate) const NO_TIME: &str =
     "it would not have been done in the time of the whole run (--minutes)";
-/// Flag that selects the short iptables rules of IPVS mode.
+/// Flag that selects the lean shim of IPVS mode, with fewer iptables rules than upstream's.
 pub(crate) const LEAN: &str = "--ipvs-shim=lean";
-/// Flag that selects nftables for the rules and sets of IPVS mode.
+/// Flag that puts the rules and sets of IPVS mode into an nf_tables table.
 pub(crate) const NATIVE: &str = "--ipvs-shim=nftables";
-/// Flag that makes IPVS mode treat packets exactly like iptables mode.
+/// Flag that makes IPVS mode treat packets as iptables mode does.
 pub(crate) const EXACT: &str = "--ipvs-semantics=exact";
-/// Flag that selects upstream's table layout in nftables mode.
+/// Flag that selects upstream's layout in nftables mode, with a chain for each Service and
+/// endpoint.
 pub(crate) const UPSTREAM_LAYOUT: &str = "--nftables-layout=upstream";
-/// Flag that selects the flat table layout in nftables mode.
+/// Flag that selects our flat layout in nftables mode, with shared maps instead of chains.
 pub(crate) const FLAT: &str = "--nftables-layout=flat";
-/// Flag that makes each Service address local by a route.
+/// Flag that makes each Service address local by a route, in IPVS mode.
 pub(crate) const ROUTE: &str = "--ipvs-vip-mode=route";
-/// Flag that makes a whole network of Service addresses local by one route.
+/// Flag that makes a whole range of Service addresses local by one route, in IPVS mode.
 pub(crate) const RANGE: &str = "--ipvs-vip-mode=range";
-/// Flag that names the network for [`RANGE`].
+/// Flag that names the range of Service addresses for [`RANGE`].
 pub(crate) const SERVICE_CIDRS: &str = "--ipvs-service-cidrs=10.96.0.0/12";
 
 impl Outcome {
-    /// Returns the outcome of a cell that the run skips for the reason `why`.
+    /// Returns the outcome of a cell (benchmark run) that is skipped because of `why`.
     pub(crate) fn skipped(why: impl Into<String>) -> Self {
         Self::Skipped {
             why: why.into(),
@@ -212,28 +216,28 @@ impl Outcome {
 }
 
 impl SubjectKind {
-    /// Returns true for a kube-proxy that this repository did not build.
+    /// Returns true for a kube-proxy that is not ours.
     pub(crate) fn is_other(&self) -> bool {
         matches!(self, Self::KubeProxy { is_ours: false, .. })
     }
 
-    /// Returns true for a kube-proxy with the short iptables rules of IPVS mode ([`LEAN`]).
+    /// Returns true for a kube-proxy with the lean shim of IPVS mode ([`LEAN`]).
     pub(crate) fn is_lean(&self) -> bool {
         self.has(LEAN)
     }
 
-    /// Returns true for a kube-proxy that has this additional flag.
+    /// Returns true for a kube-proxy with this additional flag.
     pub(crate) fn has(&self, wanted: &str) -> bool {
         matches!(self, Self::KubeProxy { flags, .. } if flags.iter().any(|flag| flag == wanted))
     }
 }
 
-/// Number of Services, and of endpoints per Service, such as `10000x2`.
+/// Size of a measurement: number of Services, and endpoints of each Service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct Size {
-    /// Number of Services. Each Service has one TCP port.
+    /// Number of Services, each with one TCP port.
     pub(crate) services: u32,
-    /// Number of endpoints per Service.
+    /// Number of endpoints of each Service.
     pub(crate) endpoints: u32,
 }
 
@@ -246,7 +250,7 @@ impl fmt::Display for Size {
 impl FromStr for Size {
     type Err = String;
 
-    /// Parses `10000x50`, or `10000` for two endpoints per Service.
+    /// Parses a size such as `10000x50`. Without `x`, each Service has two endpoints.
     fn from_str(text: &str) -> Result<Self, String> {
         let (services, endpoints) = text.split_once('x').unwrap_or((text, "2"));
         let number = |text: &str| {
@@ -262,125 +266,122 @@ impl FromStr for Size {
     }
 }
 
-/// One measurement, made in a fresh VM.
+/// A benchmark run in its own VM: an axis, a size, a subject and a repeat.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Cell {
     pub(crate) axis: Axis,
     pub(crate) subject: Subject,
     pub(crate) size: Size,
-    /// Number of the repeat, counted from 0. The report combines the repeats of one axis, measured
-    /// program and size.
+    /// Index of the repeat, from 0 on. The report combines all repeats of an axis, a size and a
+    /// subject.
     pub(crate) repeat: u32,
-    /// True if the measured program runs under `strace -f`. The cell then counts system calls, and
-    /// its durations are meaningless.
+    /// True if the subject runs under `strace -f`, to count its system calls. Its durations then
+    /// mean nothing.
     pub(crate) is_counting: bool,
-    /// Time limit in seconds. It applies to the measurement, and separately to the preparation of
-    /// each step.
+    /// Time limit in seconds, which applies to the preparation of each step, and to its
+    /// measurement.
     pub(crate) limit_s: u64,
-    /// Number of changes that the axis `change` makes.
+    /// Number of changes to make on the axis `change`.
     pub(crate) changes: u32,
-    /// Duration of the measurement on the axis `idle`, in seconds.
+    /// Duration of a measurement on the axis `idle`, in seconds.
     pub(crate) idle_s: u64,
 }
 
 impl Cell {
-    /// Returns the factor by which this cell's time limit exceeds the limit of the run.
+    /// Returns the factor for this cell's time limit. It is 2 in these cases, otherwise 1:
     ///
     /// - strace slows a program down.
-    /// - At up to 1,000 Services, another kube-proxy may take minutes. It gets more time, so that a
-    ///   comparison is possible.
+    /// - Another kube-proxy may take minutes at up to 1,000 Services. More time makes a comparison
+    ///   possible.
     pub(crate) fn patience(&self) -> u32 {
         let is_slow = self.subject.kind.is_other() && self.size.services <= 1_000;
         if self.is_counting || is_slow { 2 } else { 1 }
     }
 }
 
-/// Result of a cell: its figures, or the reason why it has none.
+/// Result of a cell (benchmark run): figures, or the reason why there are none.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "kebab-case")]
 pub(crate) enum Outcome {
-    /// Figures of a cell whose final kernel state is correct.
+    /// Figures of a cell whose final kernel state was correct.
     Measured(Box<CellFigures>),
-    /// The cell exceeded its time limit. The report shows "over N s".
+    /// The cell exceeded its time limit.
     Over {
-        /// Time limit in seconds. The JSON name is `over_s`, because the same JSON object has the
-        /// cell's `limit_s`.
+        /// Time limit in seconds. In JSON `over_s`, because the same object has the cell's
+        /// `limit_s`.
         #[serde(rename = "over_s")]
         limit_s: u64,
-        /// Progress of the measured program when the time limit passed.
+        /// Entries that the kernel had at the time limit.
         reached: String,
     },
-    /// The measured program finished its work, but the kernel's state is wrong.
+    /// The subject finished its work, but the kernel's state is wrong.
     Wrong {
-        /// The first few differences between the kernel's state and the expected state.
+        /// First differences between the kernel's state and the expected state.
         differences: String,
     },
-    /// The measurement failed.
+    /// The measurement failed with an error.
     Failed {
-        /// The error that stopped the measurement.
+        /// The error, for people.
         why: String,
     },
-    /// The run skipped the cell, because the program does not support its mode or flags, its cold
-    /// start takes too long, or the run has too little time left.
+    /// The cell was not run: the kube-proxy does not know the mode or a flag, its cold start takes
+    /// too long, or too little time was left.
     Skipped {
-        /// Reason why the run skipped the cell.
+        /// Reason why the cell was not run.
         why: String,
-        /// Time limit in seconds that a cold start of the same or a smaller size exceeded. This
-        /// cell would have exceeded its limit, too. `None` if the run skipped the cell for another
-        /// reason.
+        /// Time limit in seconds that a cold start of this or a smaller size has exceeded, so that
+        /// this cell would exceed it as well. `None` if the cell was skipped for another reason.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cold_over_s: Option<u64>,
     },
 }
 
-/// Figures of a cell. Figures that the axis does not measure are absent.
+/// Figures of a cell (benchmark run). A figure that the axis does not measure is absent.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct CellFigures {
-    /// Wall time of the whole measurement in seconds, if measured.
+    /// Duration of the whole measurement in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) wall_s: Option<f64>,
-    /// CPU time of the measured program and its child processes (user and system) in seconds, if
-    /// measured.
+    /// CPU time of the subject and its child processes (user and system), in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cpu_s: Option<f64>,
-    /// CPU time of the API fixture during the measurement in seconds, if measured. The fixture
-    /// shares the CPU, so this time is part of the wall time.
+    /// CPU time of the fake API server in seconds. It uses the same CPU as the subject, so the wall
+    /// time includes this.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fixture_cpu_s: Option<f64>,
-    /// Peak memory of the measured program (`VmHWM`) in KiB, if measured.
+    /// Peak memory of the subject (`VmHWM`) in KiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) peak_kib: Option<u64>,
-    /// Memory of the measured program (`VmRSS`) in KiB some time after it has finished its work, if
-    /// measured.
+    /// Memory of the subject (`VmRSS`) in KiB, some seconds after it has finished its work.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) steady_kib: Option<u64>,
-    /// Distributions of measured values, by name. The axis `change` has `all`. The data plane has
-    /// `first`, `middle`, `last` and `direct`.
+    /// Distributions of values by name: `all` for the axis `change`; `first`, `middle`, `last` and
+    /// `direct` for packets.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) series: BTreeMap<String, Distribution>,
-    /// Additional figures, by name. Each name ends in its unit: `write_sets_s`, `wakeups_per_s`,
-    /// `connections_per_s`.
+    /// Other figures by name, which ends with the unit: `write_sets_s`, `wakeups_per_min`,
+    /// `cpu_ms_per_step`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) figures: BTreeMap<String, f64>,
-    /// Load on the API server, by occasion.
+    /// Load on the API server by occasion (axis `api`).
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) server: BTreeMap<RequestOccasion, ServerCost>,
-    /// System calls and messages that strace counted, if the measured program ran under strace.
+    /// System calls and messages of the subject, if it ran under strace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) counts: Option<Counts>,
-    /// Release and machine architecture of the VM's kernel.
+    /// Release and machine of the VM's kernel, such as `6.12.0 x86_64`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) kernel: Option<String>,
-    /// Summary of the kernel's final state, which was read back and found correct.
+    /// Summary of the kernel's final state, which was correct.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) state: Option<KernelDigest>,
 }
 
-/// Summary of many measured values.
+/// Summary of many values: their number, minimum, maximum and percentiles.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Distribution {
-    /// Unit of the values: `ms`, `us`, `ns`, `per_s`.
+    /// Unit of the values, such as `ms`, `us`, `ns` or `per_s`.
     pub(crate) unit: String,
     pub(crate) n: usize,
     pub(crate) min: f64,
@@ -391,8 +392,8 @@ pub(crate) struct Distribution {
 }
 
 impl Distribution {
-    /// Computes the distribution of these values by the nearest-rank method. Returns `None` if
-    /// there are no values.
+    /// Summarizes values, with percentiles by the nearest-rank method. Returns `None` if there are
+    /// no values.
     pub(crate) fn of(unit: &str, mut values: Vec<f64>) -> Option<Self> {
         values.sort_by(f64::total_cmp);
         let rank = |percent: usize| {
@@ -411,7 +412,7 @@ impl Distribution {
     }
 }
 
-/// Occasion on which a kube-proxy sends requests to the API server.
+/// Occasion on which a kube-proxy puts load on the API server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum RequestOccasion {
@@ -419,13 +420,13 @@ pub(crate) enum RequestOccasion {
     First,
     /// Restart of the kube-proxy.
     Restart,
-    /// Changes to endpoints while the kube-proxy watches them.
+    /// Changes of endpoints, which the kube-proxy and other clients watch.
     Watch,
-    /// Many clients reconnect at the same time.
+    /// Reconnect of many clients at once.
     Reconnect,
-    /// All connections break. For a while, the server then returns 504 to watches.
+    /// All connections break, and for some time the server responds to watches with 504.
     WatchStorm,
-    /// All connections break. For a while, the server then returns 504 to watches and lists.
+    /// All connections break, and for some time the server responds to watches and lists with 504.
     Storm,
 }
 
@@ -439,7 +440,7 @@ impl RequestOccasion {
         Self::Storm,
     ];
 
-    /// Returns the name of the occasion in the report.
+    /// Returns the occasion's name in the report.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::First => "First list",
@@ -452,68 +453,68 @@ impl RequestOccasion {
     }
 }
 
-/// Load that clients have put on the API server.
+/// Load on the API server by its clients.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ServerCost {
-    /// Bytes that the server sent on the wire.
+    /// Bytes that the server sent in responses, after compression.
     pub(crate) bytes: u64,
     pub(crate) requests: u64,
-    /// Number of requests whose response contained all objects of a kind.
+    /// Number of lists with all objects of a kind.
     pub(crate) lists: u64,
-    /// CPU time of the server process, in seconds.
+    /// CPU time of the server's process in seconds.
     pub(crate) cpu_s: f64,
 }
 
-/// System calls of the measured program and its child processes, counted by strace.
+/// Counts from strace of the system calls of a subject and its child processes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Counts {
     pub(crate) system_calls: u64,
-    /// Number of messages that the program sent to netlink sockets, found in the sent bytes.
+    /// Number of netlink messages to the kernel, counted in the bytes that the subject sent.
     pub(crate) netlink_messages: u64,
-    /// Number of netlink messages that change the kernel's state.
+    /// Number of netlink messages that change kernel state.
     pub(crate) netlink_writes: u64,
-    /// Number of netlink messages that change the kernel's state, by command or message type.
+    /// Number of netlink messages that change kernel state, by command or message type.
     #[serde(default)]
     pub(crate) writes_by_name: BTreeMap<String, u64>,
-    /// Number of tables that legacy iptables replaced (`IPT_SO_SET_REPLACE`). iptables-nft writes
-    /// over netlink instead.
+    /// Number of tables that legacy iptables replaced (`IPT_SO_SET_REPLACE`). (iptables-nft sends
+    /// netlink messages.)
     #[serde(default)]
     pub(crate) table_writes: u64,
-    /// Number of programs that the measured program started (`execve`).
+    /// Number of programs that the subject executed (`execve`).
     pub(crate) processes: u64,
-    /// Number of calls of each of the most frequent system calls, by name.
+    /// Number of calls, for each of the most frequent system calls.
     #[serde(default)]
     pub(crate) by_name: BTreeMap<String, u64>,
 }
 
-/// Numbers of entries in the kernel's state, and a digest of the state.
+/// Summary of a kernel state: numbers of entries, and a digest.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct KernelDigest {
     pub(crate) servers: u64,
     pub(crate) destinations: u64,
     pub(crate) members: u64,
     pub(crate) addresses: u64,
-    /// Number of IPv4 rules in the iptables nat table.
+    /// Number of rules in the IPv4 nat table of iptables.
     pub(crate) rules: u64,
-    /// Digest of the state. Equal states have equal digests.
+    /// Digest of all entries. Equal states have equal digests.
     pub(crate) digest: String,
 }
 
-/// A cell and its outcome.
+/// A cell (benchmark run) and its outcome.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Measurement {
     #[serde(flatten)]
     pub(crate) cell: Cell,
     #[serde(flatten)]
     pub(crate) outcome: Outcome,
-    /// Wall time of the whole cell, including the boot, in seconds.
+    /// Duration of the whole cell in seconds, including the VM's boot.
     pub(crate) took_s: f64,
 }
 
-/// Content of `report.json`.
+/// Content of `report.json`: all measurements of a run, and its circumstances.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Report {
-    /// Format version, incremented whenever a field changes its meaning.
+    /// Version of the file format, which increases when a field changes its meaning.
     pub(crate) version: u32,
     pub(crate) about: About,
     /// Measurements in the order in which they were made.
@@ -524,43 +525,43 @@ pub(crate) struct Report {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct About {
-    /// Start time in UTC, such as `2026-11-21T11:45:00Z`.
+    /// Start of the run in UTC, such as `2026-11-21T11:45:00Z`.
     pub(crate) started: String,
     pub(crate) seconds: u64,
-    /// Number of planned cells. If the report has fewer measurements, the run was interrupted.
+    /// Number of planned cells. A report with fewer measurements is from an interrupted run.
     pub(crate) cells: usize,
-    /// The measured commit, with the suffix `-dirty` if there were uncommitted changes.
+    /// Commit that was measured, followed by `-dirty` if the work tree had uncommitted changes.
     pub(crate) commit: String,
-    /// Command line of the run.
+    /// Command line that started the run.
     pub(crate) command: String,
-    /// Kernel that the lab uses: `host` for the host's kernel, otherwise `A` or `B`.
+    /// Lane (kernel) of the lab: `host`, `A` or `B`.
     pub(crate) lane: String,
-    /// Kernel of the VMs, such as `6.1.0 x86_64`.
+    /// Release and machine of the VMs' kernel, such as `6.1.0 x86_64`.
     pub(crate) kernel: String,
     /// Model and number of the host's CPUs.
     pub(crate) cpu: String,
-    /// Memory of each VM.
+    /// Memory of each VM, as passed to the lab.
     pub(crate) memory: String,
-    /// The host's 1-minute load average at the start.
+    /// Load average of the host over one minute, at the start of the run.
     pub(crate) load: String,
-    /// True if the run had no limits (`--full`).
+    /// True for a run without limits (`--full`).
     pub(crate) is_full: bool,
-    /// Names of the measured programs, in the order of the columns.
+    /// Names of the subjects in the order of the report's columns.
     pub(crate) subjects: Vec<String>,
-    /// Measured kube-proxies that this repository did not build.
+    /// Measured kube-proxies that are not ours.
     pub(crate) others: Vec<Other>,
-    /// Kube-proxies that the option `--kube-proxy` gives but `--subjects` excludes.
+    /// Names of kube-proxies that `--kube-proxy` gave, but `--subjects` did not include.
     pub(crate) not_named: Vec<String>,
 }
 
-/// A kube-proxy that this repository did not build.
+/// A kube-proxy that is not ours: its name, version and checksum.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Other {
-    /// Name of the kube-proxy in the report.
+    /// Name of the kube-proxy's column in the report.
     pub(crate) name: String,
-    /// Output of `--version`, or an empty text if the binary printed nothing.
+    /// Output of the kube-proxy's `--version`. Empty if it printed nothing.
     pub(crate) version: String,
-    /// SHA-256 of the binary in hex, or an empty text if the binary is unreadable.
+    /// SHA-256 of the binary in hexadecimal. Empty if the binary is unreadable.
     pub(crate) sha256: String,
 }
 

@@ -1,4 +1,5 @@
-//! The environment of one cell: a node, the API fixture with all objects, and the measured program.
+//! Stage: the environment of a cell (benchmark run) with a node, a fake API server with all
+//! objects, and the measured program.
 //!
 //! ```text
 //!  node1 ── Kernel (probes)       fixture: a process on node1's loopback, with its own CPU time
@@ -20,20 +21,19 @@ use crate::process::Process;
 use crate::schema::{Cell, Mode, NATIVE, Subject, SubjectKind};
 use crate::wait::{self, WaitEnd};
 
-/// Address of the API fixture, on node1.
+/// Listen address of the fake API server, in node1's network namespace.
 pub(crate) const API: &str = "127.0.0.1:18080";
-/// Time limit for the start of the API fixture. The limit allows more than a second per thousand
-/// objects.
+/// Time limit for the start of the fake API server: more than a second for each thousand objects.
 const FIXTURE_LIMIT: Duration = Duration::from_mins(5);
-/// Environment of a measured program: its node, its objects and its API server.
+/// Environment of a measured program: its node, its objects and a fake API server.
 pub(crate) struct Stage {
     pub(crate) cell: Cell,
-    /// The lab's virtual network. A measurement adds pods and hosts to it.
+    /// The lab's network. A measurement may add pods and hosts.
     pub(crate) world: World,
-    /// Node of the measured program, 172.35.0.100. The node's pods are in 10.200.1.0/24.
+    /// Node on which the measured program runs: address 172.35.0.100, pods in 10.200.1.0/24.
     pub(crate) node: Node,
-    /// Objects that the API fixture should hold. [`Stage::serve`] starts the fixture with these
-    /// objects. Later, a measurement makes each change both here and in the fixture.
+    /// Objects that the fake API server has. [`Stage::serve`] starts the server with them. A
+    /// measurement makes each later change both here and in the server.
     pub(crate) objects: Objects,
     pub(crate) kernel: Kernel,
     folder: PathBuf,
@@ -42,11 +42,12 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// Creates the cell's node, without objects and without a measured program.
+    /// Creates a stage with only the node: without a fake API server, and without a measured
+    /// program.
     pub(crate) fn new(cell: &Cell) -> Result<Self> {
         let folder = std::env::temp_dir().join(format!("bench-{}", std::process::id()));
-        // Without a VM, a process of an earlier cell may have had the same id, and may have left
-        // this directory.
+        // On the host's kernel, an earlier cell's process may have had the same process ID, and may
+        // have left this directory.
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder)?;
         let has_legacy = prefer_legacy_iptables(&folder)?;
@@ -65,7 +66,8 @@ impl Stage {
         })
     }
 
-    /// Moves the stage to another node and another measured program, with a new API fixture.
+    /// Changes the stage to another node and another subject. Stops the fake API server; the next
+    /// [`Stage::serve`] starts a new one.
     pub(crate) fn go_on(&mut self, node: Node, subject: Subject) -> Result<()> {
         self.fixture = None;
         self.cell.subject = subject;
@@ -74,32 +76,32 @@ impl Stage {
         Ok(())
     }
 
-    /// Returns the mode of the measured program.
+    /// Returns the mode of the measured kube-proxy.
     pub(crate) fn mode(&self) -> Mode {
         mode(&self.cell)
     }
 
-    /// Returns the directory for temporary files.
+    /// Returns the directory for temporary files of this cell.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Returns true if the command `iptables` is the legacy variant.
+    /// Returns true if the command `iptables` is iptables-legacy here.
     pub(crate) fn has_legacy_iptables(&self) -> bool {
         self.has_legacy
     }
 
-    /// Returns the time limit of the cell.
+    /// Returns the time limit of the cell (benchmark run).
     pub(crate) fn limit(&self) -> Duration {
         Duration::from_secs(self.cell.limit_s)
     }
 
-    /// Returns the state that the kernel must hold now.
+    /// Returns the state that the kernel must have for the present objects.
     pub(crate) fn wanted(&self) -> Snapshot {
         Snapshot::wanted(&self.objects, self.mode())
     }
 
-    /// Starts the API fixture with the objects, and waits until it accepts requests.
+    /// Starts the fake API server with the present objects. Waits until it accepts requests.
     pub(crate) fn serve(&mut self) -> Result<()> {
         let objects = self.folder.join("objects");
         self.objects.write(&objects)?;
@@ -127,23 +129,23 @@ impl Stage {
         Ok(())
     }
 
-    /// Returns the CPU time of the API fixture in seconds, or 0 if there is no fixture.
+    /// Returns the CPU time of the fake API server in seconds, or 0 if none runs.
     pub(crate) fn fixture_cpu_s(&self) -> Result<f64> {
         self.fixture.as_ref().map_or(Ok(0.0), Process::cpu_s)
     }
 
-    /// Opens a connection to the API fixture.
+    /// Opens a connection to the fake API server.
     pub(crate) fn api(&self) -> Result<Api> {
         let to: SocketAddr = API.parse()?;
         Api::new(self.node.enter(|| TcpStream::connect(to))?)
     }
 
-    /// Returns the path of strace's output file.
+    /// Returns the path of the file to which strace writes.
     pub(crate) fn trace(&self) -> PathBuf {
         self.folder.join("trace")
     }
 
-    /// Waits until the kernel holds the state of the objects.
+    /// Waits until the kernel has the state that the present objects require.
     pub(crate) fn until_programmed(
         &mut self,
         subject: &mut Process,
@@ -183,7 +185,7 @@ fn sets(cell: &Cell) -> SetsIn {
     }
 }
 
-/// Returns the path of a program that was built together with this program.
+/// Returns the path of a program in the same build directory as this program.
 pub(crate) fn beside(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find this program's own file")?;
     let file = own.with_file_name(name);
@@ -195,15 +197,15 @@ pub(crate) fn beside(name: &str) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// Makes this process use the legacy variants of the iptables programs, through links in the first
-/// directory of its search path. The default variants may be iptables-nft, and the VM's kernel may
-/// lack nftables. Returns false if `iptables-legacy` is not installed.
+/// Makes this process run the legacy iptables programs, through links in the first directory of
+/// `PATH`. The default programs may be iptables-nft, and the kernel may lack nf_tables. Returns
+/// false if `iptables-legacy` is not installed.
 #[allow(unsafe_code, reason = "set_var is unsafe")]
 fn prefer_legacy_iptables(folder: &Path) -> Result<bool> {
     let bin = folder.join("bin");
     let missing = lab::link_iptables("legacy", &bin)?;
     let path = std::env::var("PATH").unwrap_or_default();
-    // SAFETY: this process still has only one thread. Each cell has its own process, and calls this
+    // SAFETY: the process has only one thread. Each cell runs in its own process, which calls this
     // function first.
     unsafe { std::env::set_var("PATH", format!("{}:{path}", bin.display())) };
     Ok(!missing.iter().any(|name| name == "iptables-legacy"))

@@ -1,4 +1,4 @@
-//! Starts the measured program, which keeps running after its work.
+//! Starts the subject of a cell: the measured program, which keeps running after its work.
 
 use std::process::Command;
 use std::time::Instant;
@@ -11,14 +11,14 @@ use crate::schema::SubjectKind;
 use crate::stage::{API, Stage};
 use crate::{floor, tools};
 
-/// Starts the measured program. Returns its process and the start time.
+/// Starts the measured program. Returns its process, and the time at which it began to work.
 pub(crate) fn start(stage: &Stage) -> Result<(Process, Instant)> {
     let log = stage.folder().join("subject.log");
     if matches!(
         stage.cell.subject.kind,
         SubjectKind::Floor | SubjectKind::NftFloor | SubjectKind::NftFlatFloor
     ) {
-        // The bare loader prepares its messages and stops itself. It starts to write after the
+        // The bare loader prepares its messages, and stops itself. Its work begins when the
         // benchmark continues it.
         let process = Process::start(command(stage)?, &log)?;
         floor::await_ready(process, stage.limit())
@@ -39,9 +39,9 @@ fn command(stage: &Stage) -> Result<Command> {
         } => {
             let mut command = if stage.cell.is_counting {
                 let mut command = stage.node.command("strace");
-                // With -D, strace runs as a detached grandchild, so the child process is the
-                // measured program and receives the signals. With -s 1000000 and the further
-                // options, strace prints every sent byte.
+                // With -D, strace runs in the background, and the child process is the measured
+                // program itself, which gets the signals. With -s and the following options, strace
+                // prints all sent bytes.
                 command
                     .args(["-D", "-f", "-qq", "-s", "1000000", "-o"])
                     .arg(stage.trace());
@@ -56,16 +56,16 @@ fn command(stage: &Stage) -> Result<Command> {
                 .arg(format!("--cluster-cidr={CLUSTER_CIDR}"))
                 .args([
                     "--hostname-override=node1",
-                    // The value 0 keeps the size of the connection tracking table. Only the initial
-                    // network namespace may change it.
+                    // 0 leaves the size of the conntrack table unchanged, which only the initial
+                    // network namespace may set.
                     "--conntrack-max-per-core=0",
                     "--ipvs-min-sync-period=0s",
                     "--iptables-min-sync-period=0s",
                 ])
                 .args(flags);
             if *is_ours && stage.has_legacy_iptables() && lab::iptables_backend() == "nft" {
-                // Other kube-proxies use the program `iptables`, here the legacy variant. Without
-                // this flag, our daemon would use iptables-nft.
+                // Other kube-proxies run the program `iptables`, which is the legacy one here. Our
+                // daemon would otherwise choose iptables-nft.
                 command.arg("--iptables-backend=legacy");
             }
             Ok(command)

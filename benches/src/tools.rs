@@ -1,5 +1,5 @@
-//! Runs the kernel's own bulk tools one after another: `ipset restore`, `iptables-restore`,
-//! `ipvsadm -R` and `ip -batch`. Their input is the final state of IPVS mode.
+//! The subject `tools`: writes the final state of IPVS mode with `ipset restore`,
+//! `iptables-restore`, `ipvsadm -R` and `ip -batch`, one after another.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -14,8 +14,8 @@ use crate::kernel::{CLUSTER_IP, IPVS_IPS, LOOP_BACK};
 use crate::objects::{Objects, PORT};
 use crate::stage::Stage;
 
-/// Writes the input of the tools. Returns the command that runs all of them. After its work, the
-/// command keeps running, so that the benchmark can still read its figures.
+/// Writes the input files of the tools. Returns the command that runs all tools, and then sleeps,
+/// so that the benchmark can still read its CPU time and memory.
 pub(crate) fn command(stage: &Stage) -> Result<Command> {
     let folder = stage.folder();
     let shim = |family| floor::shim(family, ShimStyle::Upstream);

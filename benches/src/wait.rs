@@ -13,29 +13,29 @@ use crate::objects::{Objects, PORT};
 use crate::rules::Rules;
 use crate::schema::{KernelDigest, Mode, Outcome};
 
-/// Number of Services that a wait looks up before it reads the whole state.
+/// Number of Services that quick checks look up before the whole state is compared.
 const SAMPLE: u32 = 100;
-/// Minimum pause between two checks of the kernel. A check makes two system calls, which take less
-/// than 2 % of the pause.
+/// Minimum pause between two quick checks. A check makes two system calls, which take less than 2 %
+/// of the pause.
 const PAUSE: Duration = Duration::from_millis(5);
-/// Minimum ratio of the pause after a check to the CPU time of the check. Without pauses, checks
-/// that read a whole table would take too much CPU time from the measured program. A check at
-/// background priority takes no CPU time from the program, so its ratio is 1.
+/// Minimum pause after a quick check, as a multiple of the CPU time of the check. Without it,
+/// checks that read a whole table would slow down the measured program. A check at background
+/// priority takes no CPU time from the program, so there the multiple is 1.
 const REST: u32 = 10;
-/// Pause between two reads of the whole state, while the kernel still has entries that the
-/// kube-proxy must remove.
+/// Pause between two reads of the whole state, while the measured program still has to remove
+/// entries.
 const WHOLE_PAUSE: Duration = Duration::from_millis(50);
 
-/// Guard that runs this thread at `SCHED_IDLE` priority until dropped. New threads and processes
-/// inherit this priority.
+/// Guard that gives this thread the background priority `SCHED_IDLE` until it is dropped. Threads
+/// and processes that it starts inherit the priority.
 #[derive(Debug)]
 pub(crate) struct Background;
 
 impl Background {
     pub(crate) fn enter() -> Result<Self> {
         schedule(libc::SCHED_IDLE)?;
-        // Yields the CPU to other threads. Otherwise, the kernel would apply the new priority only
-        // at its next tick, up to 10 ms later.
+        // Yields the CPU, because the new priority otherwise takes effect only at the kernel's next
+        // tick, up to 10 ms later.
         std::thread::yield_now();
         Ok(Self)
     }
@@ -50,7 +50,8 @@ impl Drop for Background {
 #[allow(unsafe_code, reason = "no crate offers this system call")]
 fn schedule(policy: libc::c_int) -> Result<()> {
     let parameters = libc::sched_param { sched_priority: 0 };
-    // SAFETY: the structure outlives the call, which only reads it. 0 is the calling thread.
+    // SAFETY: the call only reads the structure, which outlives it. The process ID 0 is the calling
+    // thread.
     let result = unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) };
     ensure!(
         result == 0,
@@ -60,21 +61,21 @@ fn schedule(policy: libc::c_int) -> Result<()> {
     Ok(())
 }
 
-/// Result of waiting for the kernel's state.
+/// Reason why a wait has ended.
 #[derive(Debug)]
 pub(crate) enum WaitEnd {
-    /// The kernel's state is correct. Holds the time at which a quick check first found the state
-    /// correct, and the state.
+    /// The kernel has the expected state. Contains the time of the first quick check that
+    /// succeeded, and a digest of the state.
     Done(Instant, KernelDigest),
-    /// The time limit passed, or the kernel's state is wrong.
+    /// The measured program did not write the expected state in time, or it wrote a wrong state.
     Not(Outcome),
 }
 
-/// Waits until the kernel has exactly the Services of `wanted`, and rules in both IP families. (A
-/// family without Services also has some rules.)
+/// Waits until the kernel has exactly the Services of `wanted`, and rules in both IP families (even
+/// an IP family without Services has some rules).
 ///
-/// Gives up when `limit` has passed since `started`. `alive` must return an error once the measured
-/// program has ended.
+/// Gives up `limit` after `started`. `alive` must return an error if the measured program has
+/// ended.
 pub(crate) fn until(
     kernel: &mut Kernel,
     mode: Mode,
@@ -84,15 +85,15 @@ pub(crate) fn until(
     limit: Duration,
     mut alive: impl FnMut() -> Result<()>,
 ) -> Result<WaitEnd> {
-    // These checks run at normal priority. At background priority, a check would notice the state
-    // too late if the program continues to work after its write.
+    // Runs the quick checks at normal priority. At background priority, they would notice the state
+    // too late, because the program continues to work after its writes.
     let mut looks = match mode {
         Mode::Ipvs => LookSubject::Servers(sample(services)),
         Mode::Nftables => LookSubject::Elements(sample(services)),
         Mode::Iptables | Mode::Userspace => LookSubject::Table {
             services: sample(services),
-            // After a restart, a change or a deletion, the table has enough rules from the start.
-            // So the length of the table does not show that the work is done.
+            // After a restart, a change or a deletion, the table is long enough from the start. So
+            // its length does not prove that the program is done.
             unwanted: Some(kernel.nat()?.length()?)
                 .filter(|length| are_enough(mode, wanted, *length)),
         },
@@ -158,33 +159,33 @@ pub(crate) fn until(
     }
 }
 
-/// Part of the kernel's state that a quick check still has to find correct.
+/// Entries of the kernel that the quick check still has to find.
 enum LookSubject {
-    /// IPVS mode: virtual servers of the Services that are not yet correct. The check also compares
-    /// the number of set members.
+    /// IPVS mode: virtual servers that are not correct yet. The check also compares the number of
+    /// members of the ipsets.
     Servers(Vec<Ipv4Addr>),
-    /// nftables mode: chains and map elements of the Services that are not yet correct.
+    /// nftables mode: Services whose chains or map elements are not correct yet.
     Elements(Vec<Ipv4Addr>),
-    /// iptables and userspace mode: the nat table. The kernel returns it only as a whole.
+    /// iptables mode and userspace mode: the nat table, which the kernel returns only as a whole.
     Table {
         /// Services that are not yet correct.
         services: Vec<Ipv4Addr>,
-        /// Length of the table when it was last found wrong. While this is `None`, the check
-        /// compares only the length and does not read the table.
+        /// Length of the table at which it was last incorrect. While this is `None`, the check
+        /// compares only the length, and does not read the table.
         unwanted: Option<Length>,
     },
 }
 
-/// Returns the CPU time that this thread has used, which the measured program could not use.
+/// Returns the CPU time of this thread, which was not available to the measured program.
 fn own_cpu() -> Duration {
     let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID);
     time.map(Duration::from).unwrap_or_default()
 }
 
-/// Returns the Services to look up: the first, the last, and some others in a scattered order. A
-/// kube-proxy is unlikely to write Services in this order.
+/// Returns the addresses of the Services to look up: the first, the last and others in a scattered
+/// order, in which no kube-proxy is likely to write.
 fn sample(services: u32) -> Vec<Ipv4Addr> {
-    // A prime number, so that successive steps are scattered over all Services.
+    // A prime number, so that the steps visit all Services in a scattered order.
     const STEP: u32 = 7_919;
     (0..SAMPLE.min(services))
         .map(|turn| turn * STEP % services)
@@ -193,16 +194,17 @@ fn sample(services: u32) -> Vec<Ipv4Addr> {
         .collect()
 }
 
-/// Result of one quick check of the kernel.
+/// Result of a quick check of the kernel.
 enum LookResult {
-    /// All entries were correct at this time.
+    /// All looked-up entries were correct at this time.
     Done(Instant),
-    /// An entry is missing. The pause before the next check is at least `rest` times the CPU time
-    /// of this check.
+    /// An entry is missing or wrong. The next check must wait for at least `rest` times the CPU
+    /// time of this check.
     NotYet { rest: u32 },
 }
 
-/// Checks IPVS virtual servers and set sizes. Removes correct Services from the list.
+/// Quick check in IPVS mode: looks up virtual servers and the sizes of the ipsets. Removes correct
+/// Services from `services`.
 fn seen(
     kernel: &mut Kernel,
     wanted: &Snapshot,
@@ -232,8 +234,8 @@ fn seen(
     Ok(LookResult::Done(Instant::now()))
 }
 
-/// Checks the chains or map elements of Services in nftables mode. Removes correct Services from
-/// the list.
+/// Quick check in nftables mode: looks up the Services' chains or map elements. Removes correct
+/// Services from `services`.
 fn carried(
     kernel: &mut Kernel,
     wanted: &Snapshot,
@@ -250,8 +252,8 @@ fn carried(
     Ok(LookResult::Done(Instant::now()))
 }
 
-/// Checks the destinations of packets to these Services in the nat table. Removes correct Services
-/// from the list.
+/// Quick check in iptables and userspace mode: compares the table's length, then the destinations
+/// of packets to the Services. Removes correct Services from `services`.
 fn reached(
     kernel: &mut Kernel,
     mode: Mode,
@@ -267,8 +269,8 @@ fn reached(
     if unwanted.is_none() {
         return Ok(LookResult::Done(since));
     }
-    // The kube-proxy may have replaced the table with a table of the same length. Only a read can
-    // show that. A read takes long, so it runs at background priority.
+    // The table has the length at which it was last incorrect, but may have been replaced. Only a
+    // read can tell. It takes long, so it runs at background priority.
     let background = if *unwanted == Some(length) {
         Some(Background::enter()?)
     } else {
@@ -284,7 +286,7 @@ fn reached(
             .servers
             .get(&at)
             .map_or(!targets.is_empty(), |reals| match mode {
-                // In userspace mode, a Service is correct if the rules lead to one port of the
+                // In userspace mode, a correct Service has rules that lead to a single port of the
                 // daemon.
                 Mode::Userspace => targets.len() != 1,
                 _ => *reals != targets,
@@ -295,15 +297,15 @@ fn reached(
         }
         services.pop();
     }
-    // A read at background priority may end long after the query of the length. The time of success
-    // is then the end of the read.
+    // A read at background priority may end long after the query of the length. Then the time of
+    // success is the end of the read.
     Ok(LookResult::Done(
         background.map_or(since, |_| Instant::now()),
     ))
 }
 
-/// Returns true if a nat table is long enough to be complete. Each destination takes three rules,
-/// and each Service one. In userspace mode, each Service takes one rule in each of two chains.
+/// Returns true if the nat table can be complete by its number of rules: three for each
+/// destination, and one for each Service. In userspace mode: two for each Service.
 fn are_enough(mode: Mode, wanted: &Snapshot, length: Length) -> bool {
     let services = wanted.servers.len();
     let reals: usize = wanted.servers.values().map(BTreeSet::len).sum();
@@ -374,7 +376,7 @@ mod tests {
         };
         assert!(serves(0, &reals(["10.128.1.0:8080", "10.192.0.7:8080"])));
         assert!(!serves(0, &reals(["10.128.1.0:8080", "10.128.1.1:8080"])));
-        // The Service's chains exist, but KUBE-SERVICES has no rule that jumps to them.
+        // The Service's chains exist, but no rule of KUBE-SERVICES jumps to them.
         assert!(!serves(3, &reals(["10.128.1.6:8080"])));
         assert!(serves(3, &reals([])));
     }

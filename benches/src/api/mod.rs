@@ -1,5 +1,5 @@
-//! Measures the load that a kube-proxy puts on the API server. One kube-proxy in one VM passes
-//! through all occasions: start, restart, changes, and storms (broken connections).
+//! Measures the load that a kube-proxy puts on the API server (axis `api`). In one VM, a kube-proxy
+//! goes through all occasions: start, restart, changes, and storms after broken connections.
 //!
 //! ```text
 //!  changes without a watching client (to subtract their cost)
@@ -7,10 +7,10 @@
 //!    ─▶ changes ─▶ 504 to watches ─▶ 504 to watches and lists
 //! ```
 //!
-//! - The API fixture (an API server for tests) reports its requests and the bytes that it sent.
-//! - The server's CPU time is the CPU time of the fixture's process.
-//! - One machine cannot run hundreds of daemons. Instead, many clients replay the requests that one
-//!   daemon sent when it reconnected.
+//! - The fake API server reports the requests, and the bytes that it sent.
+//! - The server's CPU time is that of its process.
+//! - Hundreds of daemons do not fit on a machine. Instead, many clients replay the requests that
+//!   one daemon sends when it reconnects.
 
 mod replay;
 mod traffic;
@@ -35,23 +35,23 @@ use crate::wait::WaitEnd;
 use replay::Clients;
 use traffic::{Mark, Request, Traffic};
 
-/// Maximum number of clients that reconnect at the same time. Runs with fewer changes use fewer
-/// clients.
+/// Maximum number of clients that reconnect at once. A run with fewer changes has as many clients
+/// as changes.
 const CLIENTS: u32 = 500;
-/// Number of additional clients that watch the changes. With fewer clients, the cost of watching
-/// would be lost in the measurement noise.
+/// Number of clients that watch the changes besides the kube-proxy. With fewer, the cost of
+/// watching would be smaller than the noise of the measurement.
 const MORE: u32 = 20;
-/// Number of changes below which a run is a smoke test. A smoke test only shows that this benchmark
-/// works.
+/// Number of changes below which the run is a smoke test: it only shows that this benchmark works.
 const FEW: u32 = 100;
-/// Interval between two reads of the API server's request log.
+/// Interval between two reads of the fake API server's log.
 const LOOK: Duration = Duration::from_millis(100);
-/// Limit of open files for this process and the fixture. Each replayed request takes a socket.
+/// Limit on open files of this process and of the fake API server. Each replayed request needs a
+/// socket.
 const FILES: u64 = 65_536;
 
-/// Measures one cell (one benchmark run) of the axis `api`. Runs in a VM of the lab.
+/// Measures a cell (one benchmark run) of the axis `api`. Runs in a VM of the lab.
 pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
-    // The API fixture, a child process, inherits this limit.
+    // The fake API server inherits this limit as a child process.
     let files = Rlimit {
         current: Some(FILES),
         maximum: Some(FILES),
@@ -93,8 +93,7 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     run.quiet(&stage, &mut subject, &phase)?;
     run.end(&stage, &phase, RequestOccasion::Watch)?;
     if let Some(cost) = run.costs.get_mut(&RequestOccasion::Watch) {
-        // Computes the server's cost per watching client, without the cost of the changes
-        // themselves.
+        // CPU time for each watching client, without the server's work on the changes themselves.
         cost.cpu_s = (cost.cpu_s - own).max(0.0) / f64::from(MORE + 1);
     }
     if let Some(outcome) = programmed(&mut stage, &mut subject, Instant::now())? {
@@ -123,13 +122,13 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     })))
 }
 
-/// Returns the number of clients that reconnect at the same time.
+/// Returns the number of clients that reconnect at once.
 fn clients(cell: &Cell) -> u32 {
     CLIENTS.min(cell.changes)
 }
 
-/// Waits until the kernel has the state that the objects require. Returns an outcome if the
-/// measured kube-proxy does not reach this state.
+/// Waits until the kernel has the state that the present objects require. Returns the outcome if
+/// the measured kube-proxy does not write this state.
 fn programmed(
     stage: &mut Stage,
     subject: &mut Process,
@@ -141,12 +140,12 @@ fn programmed(
     })
 }
 
-/// Durations that are the same for every measured kube-proxy.
+/// Durations of a measurement, which are equal for all kube-proxies.
 #[derive(Clone, Copy)]
 struct Pace {
-    /// Duration of a storm. During a storm, the server responds with 504 to some requests.
+    /// Duration of a storm, in which the server responds with 504 to some kinds of requests.
     storm: Duration,
-    /// Time without a request or response after which the server counts as idle.
+    /// Time without a request or a response after which the server counts as idle.
     quiet: Duration,
 }
 
@@ -164,19 +163,19 @@ impl Pace {
     }
 }
 
-/// State of one measurement: the changes made so far, and the server's cost on each occasion.
+/// State of a measurement, with the load on the server on each occasion so far.
 struct Run {
     pace: Pace,
     api: Api,
-    /// Number of changes made so far.
+    /// Number of endpoint changes so far.
     turn: u32,
-    /// Resource kinds that the measured kube-proxy watches.
+    /// Kinds of objects that the measured kube-proxy watches.
     watched: Vec<String>,
     costs: BTreeMap<RequestOccasion, ServerCost>,
 }
 
-/// Log position and CPU time of the fixture at the start of an occasion. The cost of the occasion
-/// is the increase of both values until its end.
+/// Position in the server's log and CPU time of the server at the start of an occasion. The load is
+/// their increase until its end.
 struct Phase {
     since: Mark,
     cpu_s: f64,
@@ -190,7 +189,7 @@ impl Run {
         })
     }
 
-    /// Records the server's cost of an occasion that has ended.
+    /// Records the load on the server on an occasion, which began with `phase` and ends now.
     fn end(&mut self, stage: &Stage, phase: &Phase, occasion: RequestOccasion) -> Result<()> {
         let cpu_s = stage.fixture_cpu_s()? - phase.cpu_s;
         let traffic = Traffic::read(&mut self.api, Some(phase.since))?;
@@ -213,7 +212,7 @@ impl Run {
         Ok(())
     }
 
-    /// Makes the changes while additional clients watch the same objects as the measured
+    /// Replaces endpoints while additional clients watch the same objects as the measured
     /// kube-proxy.
     fn change_watched(&mut self, stage: &mut Stage, requests: &[Request]) -> Result<()> {
         let mut more = Clients::ask(stage, requests, MORE)?;
@@ -228,7 +227,7 @@ impl Run {
         more.read(self.pace.quiet).map(drop)
     }
 
-    /// Makes the changes while no client watches. Returns the CPU seconds that the changes cost the
+    /// Replaces endpoints while nobody watches. Returns the CPU time in seconds that this takes the
     /// server.
     fn cpu_of_changes(&mut self, stage: &mut Stage) -> Result<f64> {
         let before = stage.fixture_cpu_s()?;
@@ -236,8 +235,8 @@ impl Run {
         Ok(stage.fixture_cpu_s()? - before)
     }
 
-    /// Replays one client's requests from many clients at the same time, and records the server's
-    /// cost.
+    /// Replays the requests of one client from many clients at once. Records the load on the
+    /// server.
     fn reconnect(&mut self, stage: &Stage, requests: &[Request]) -> Result<()> {
         let clients = clients(&stage.cell);
         let before = stage.fixture_cpu_s()?;
@@ -255,7 +254,7 @@ impl Run {
         Ok(())
     }
 
-    /// Waits until the server is idle. Returns the traffic since the start of `phase`.
+    /// Waits until the server is idle. Returns its traffic since the start of `phase`.
     fn quiet(&mut self, stage: &Stage, subject: &mut Process, phase: &Phase) -> Result<Traffic> {
         let started = Instant::now();
         let read = |api: &mut Api| Traffic::read(api, Some(phase.since));
@@ -270,7 +269,8 @@ impl Run {
         Ok(before)
     }
 
-    /// Waits until the kube-proxy has restored its watches and the server is idle.
+    /// Waits until the kube-proxy watches all kinds of objects again, and the server is idle.
+    /// Returns the traffic since the start of `phase`.
     fn well(&mut self, stage: &Stage, subject: &mut Process, phase: &Phase) -> Result<Traffic> {
         let started = Instant::now();
         while Traffic::read(&mut self.api, Some(phase.since))?.watched() != self.watched {
@@ -290,9 +290,8 @@ impl Run {
         Ok(())
     }
 
-    /// Breaks all connections to the API server. During the storm that follows, the server responds
-    /// with 504 to the kinds of requests in `refused`. Then waits until the kube-proxy has
-    /// recovered.
+    /// Breaks all connections to the server. For the duration of a storm, the server responds with
+    /// 504 to requests of the kinds `refused`. Then waits until the kube-proxy has recovered.
     fn storm(
         &mut self,
         stage: &Stage,

@@ -1,4 +1,4 @@
-//! Replays one client's requests from many clients at the same time.
+//! Replays the requests of one client from many clients at once.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -12,16 +12,14 @@ use super::traffic::Request;
 use crate::http;
 use crate::stage::{API, Stage};
 
-/// The open connections of simulated clients that have sent their requests, one connection per
-/// request.
+/// Open connections of simulated clients: one for each request.
 pub(super) struct Clients {
     sockets: Vec<TcpStream>,
     buffer: Vec<u8>,
 }
 
 impl Clients {
-    /// Sends all `requests` once for each of `clients` clients. Each request has its own
-    /// connection.
+    /// Sends each of `requests` once for each of `clients` clients, each on its own connection.
     pub(super) fn ask(stage: &Stage, requests: &[Request], clients: u32) -> Result<Self> {
         let to: SocketAddr = API.parse()?;
         let open = || {
@@ -39,8 +37,8 @@ impl Clients {
         })
     }
 
-    /// Reads all responses. Stops when no data has arrived for `quiet`, because watches stay open.
-    /// Returns the number of bytes read.
+    /// Reads the responses until no data arrives for the duration `quiet`, because watches do not
+    /// end. Returns the number of bytes.
     pub(super) fn read(&mut self, quiet: Duration) -> Result<u64> {
         let mut bytes = 0;
         while let Some(count) = self.read_once(quiet)? {
@@ -49,7 +47,7 @@ impl Clients {
         Ok(bytes)
     }
 
-    /// Reads data as it arrives, until `stop` is true.
+    /// Reads data from the connections as it arrives, until `stop` is true.
     pub(super) fn read_until(&mut self, stop: &AtomicBool) -> Result<()> {
         while !stop.load(Ordering::Relaxed) {
             self.read_once(Duration::from_millis(50))?;
@@ -57,8 +55,8 @@ impl Clients {
         Ok(())
     }
 
-    /// Reads once from every socket that has data. Returns `None` if no data arrives within
-    /// `quiet`.
+    /// Reads once from each connection that has data. Returns the number of bytes, or `None` if no
+    /// data arrives within `quiet`.
     fn read_once(&mut self, quiet: Duration) -> Result<Option<u64>> {
         let waiting = |socket| PollFd::new(socket, PollFlags::IN);
         let mut waiting: Vec<_> = self.sockets.iter().map(waiting).collect();

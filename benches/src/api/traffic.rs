@@ -1,4 +1,5 @@
-//! Requests and responses of the API fixture, read from its log.
+//! Reads the log of the fake API server: requests of the measured kube-proxy, and sizes of
+//! responses.
 
 use std::collections::BTreeSet;
 
@@ -8,27 +9,27 @@ use serde::Deserialize;
 use crate::http::{self, Api};
 use crate::schema::ServerCost;
 
-/// Requests of the measured kube-proxy, and the sizes of their responses. The list excludes
-/// requests of the benchmark itself.
+/// Requests of the measured kube-proxy, with the sizes of their responses. Excludes the benchmark's
+/// own requests.
 #[derive(Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Traffic {
-    /// Requests since the mark ([`Mark`]) from which the log was read.
+    /// Requests since the [`Mark`] from which the log was read.
     requests: Vec<Request>,
-    /// Number of bytes that the server sent on the wire, over all responses.
+    /// Bytes that the server has ever sent in responses to the kube-proxy, after compression.
     sent_bytes: u64,
-    /// Number of all requests, including those of the benchmark itself.
+    /// Number of all requests in the log, including the benchmark's own.
     count: usize,
 }
 
-/// A position in the fixture's log. A later read counts the traffic from this position on.
+/// Position in the server's log, from which a later read counts requests and bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Mark {
     sent_bytes: u64,
     count: usize,
 }
 
-/// A request, and the number of bytes in its response.
+/// A request of the kube-proxy, and the number of bytes in its response.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Request {
@@ -39,17 +40,16 @@ pub(super) struct Request {
     kind: Option<String>,
     pub(super) accept: String,
     pub(super) accept_encoding: String,
-    /// HTTP status code, or `None` if the server has not responded yet.
+    /// HTTP status code of the response, or `None` if the server has not responded yet.
     code: Option<u16>,
     sent_bytes: u64,
 }
 
 impl Traffic {
-    /// Reads the part of the log that begins at the position `since`. If `since` is `None`, returns
-    /// only the totals.
+    /// Reads the server's log from the position `since` on. With `None`, reads only the totals.
     pub(super) fn read(api: &mut Api, since: Option<Mark>) -> Result<Self> {
-        // A caller without a mark needs only the totals. Listing all requests would add to the
-        // fixture's measured CPU time, so `from` excludes them.
+        // Excludes all requests by `from`, because listing them would add to the server's measured
+        // CPU time.
         let from = since.map_or(u32::MAX as usize, |mark| mark.count);
         let path = format!("/fixture/requests?from={from}&without={}", http::USER_AGENT);
         serde_json::from_value(api.get(&path)?).context("the fixture's requests are not understood")
@@ -62,7 +62,7 @@ impl Traffic {
         }
     }
 
-    /// Returns the resource kinds with an accepted watch, sorted and without duplicates.
+    /// Returns the kinds of objects for which the server has accepted a watch, sorted, each once.
     pub(super) fn watched(&self) -> Vec<String> {
         let watches = self.requests.iter().filter(|request| {
             request.code == Some(200) && ["watch", "streamed-list"].contains(&&*request.asked)
@@ -71,14 +71,14 @@ impl Traffic {
         kinds.into_iter().cloned().collect()
     }
 
-    /// Returns the `GET` requests, which read objects.
+    /// Returns the `GET` requests: lists, watches and reads of single objects.
     pub(super) fn reads(self) -> Vec<Request> {
         let all = self.requests.into_iter();
         all.filter(|request| request.method == "GET").collect()
     }
 
-    /// Returns the server's cost since the mark `since`. The caller must have read this traffic
-    /// from the same mark.
+    /// Returns the load on the server since the mark `since`, from which this traffic must have
+    /// been read.
     pub(super) fn cost(&self, since: Mark, cpu_s: f64) -> ServerCost {
         let lists = self
             .requests
@@ -94,8 +94,8 @@ impl Traffic {
 }
 
 impl Request {
-    /// Returns true if this request lists all objects. Excludes requests for further pages, and
-    /// lists with `limit=1`, which only query the resource version.
+    /// Returns true if the server responded to this request with a list of all objects. Excludes
+    /// later pages, and lists with `limit=1`, which only query the resource version.
     pub(super) fn is_full_list(&self) -> bool {
         let is_probe = self.query.split('&').any(|pair| pair == "limit=1");
         self.code == Some(200) && ["list", "streamed-list"].contains(&&*self.asked) && !is_probe

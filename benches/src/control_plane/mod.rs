@@ -1,5 +1,5 @@
-//! Measures the control plane: the time and work that a program needs to write state into the
-//! kernel.
+//! Measures the control plane: how long a program takes to write state into the kernel, and what
+//! this costs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -23,23 +23,22 @@ use crate::stage::Stage;
 use crate::subject;
 use crate::wait::{Background, WaitEnd};
 
-/// Number of Services that the axis `add` adds, one after another. A repeat under strace, which
-/// counts system calls, adds fewer.
+/// Number of Services that the axis `add` adds, one after another. Under strace, it adds fewer
+/// ([`ADDED_COUNTING`]).
 const ADDED: u32 = 20;
 const ADDED_COUNTING: u32 = 5;
-/// Number of endpoints that the axis `rolling` replaces.
+/// Number of endpoints that the axis `rolling` replaces, in as many Services.
 const ROLLED: u32 = 100;
-/// Pause that lets the measured program finish its remaining work.
+/// Pause before a measurement, in which the measured program finishes its work.
 const SETTLE: Duration = Duration::from_secs(5);
-/// Time without new strace output after which the measured program counts as idle.
+/// Time without output of strace after which the measured program counts as idle.
 const CALM: Duration = Duration::from_secs(3);
-/// Number of warm-up changes that are not measured.
+/// Number of changes before the first measured one.
 const WARM_UP: u32 = 20;
-/// Minimum number of measured changes, even if the changes take long.
+/// Minimum number of changes to measure, however slow they are.
 const LEAST: u32 = 10;
 
-/// Measures one cell (one benchmark run) of the control plane axes, `cold` to `big`. Runs in the
-/// lab.
+/// Measures a cell (one benchmark run) of the control plane axes `cold` to `big`. Runs in the lab.
 pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     let mut stage = Stage::new(cell)?;
     let is_kube_proxy = matches!(cell.subject.kind, SubjectKind::KubeProxy { .. });
@@ -52,8 +51,8 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     let fixture_before = stage.fixture_cpu_s()?;
     let (mut subject, started) = subject::start(&stage)?;
     if cell.axis == Axis::Change && !is_kube_proxy {
-        // The bare loader makes the changes itself, without the API. So the expected objects must
-        // already include the changes.
+        // The bare loader makes the changes by itself, so the expected objects must already include
+        // them.
         for turn in 0..cell.changes {
             let (service, index) = changed(cell.size, turn);
             stage.objects.replace(service, index, turn);
@@ -89,7 +88,8 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
         axis => bail!("{axis} is measured elsewhere"),
     }
     if cell.is_counting {
-        // strace slows the measured program down, so durations under strace mean nothing.
+        // strace slows the measured program down. So this run only counts, and reports no
+        // durations.
         measured = CellFigures {
             counts: Some(counted(&stage, 0)?),
             state: measured.state,
@@ -101,7 +101,8 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     Ok(Outcome::Measured(Box::new(measured)))
 }
 
-/// Loads the kernel modules of IPVS mode. `modprobe` skips features that are built into the kernel.
+/// Loads the kernel modules that IPVS mode needs. `modprobe` accepts features that are built into
+/// the kernel.
 fn load_modules() -> Result<()> {
     let of_both = |table| ["ip", "ip6"].map(|family| format!("{family}{table}"));
     let tables = ["_tables", "table_nat", "table_filter"]
@@ -118,11 +119,11 @@ fn load_modules() -> Result<()> {
     Ok(())
 }
 
-/// Parses the figures that the bare loader or the kernel's tools print, one per line:
+/// Parses the figures that the bare loader or the kernel's tools print, one on each line:
 ///
-/// - a duration in seconds, such as `write_sets_s 0.12`;
-/// - a name with a start time and an end time;
-/// - `changes_ms` with a list of durations.
+/// - a name and a duration in seconds, such as `write_sets_s 0.12`;
+/// - a name, a start time and an end time, both in seconds;
+/// - `changes_ms` and a JSON list of durations.
 fn parts(log: &str, measured: &mut CellFigures) {
     for line in log.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -149,18 +150,19 @@ fn parts(log: &str, measured: &mut CellFigures) {
     }
 }
 
-/// Waits until strace stops writing. Then counts the system calls in its file, from byte `from` on.
+/// Waits until strace has been idle for a while. Then counts the system calls in its output, from
+/// byte `from` on.
 fn counted(stage: &Stage, from: u64) -> Result<crate::schema::Counts> {
     let trace = stage.trace();
-    // strace may not have created its file yet.
+    // strace may not have created its output file yet.
     let length = || fs::metadata(&trace).map_or(0, |file| file.len());
     let (mut before, mut since) = (length(), Instant::now());
     let deadline = Instant::now() + stage.limit();
     while (before == 0 || since.elapsed() < CALM) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(200));
         let now = length();
-        // An idle daemon's timers make strace write a few lines from time to time. A growth of up
-        // to 2,000 bytes therefore does not count.
+        // Ignores growth of up to 2,000 bytes, because the timers of an idle daemon cause some
+        // output.
         if now > before + 2_000 {
             (before, since) = (now, Instant::now());
         }
@@ -170,14 +172,14 @@ fn counted(stage: &Stage, from: u64) -> Result<crate::schema::Counts> {
     let mut text = Vec::new();
     file.read_to_end(&mut text)?;
     let mut counts = counts::count(&String::from_utf8_lossy(&text));
-    // strace also shows the start of the measured program itself. The count excludes this start.
+    // The output begins with the start of the measured program itself, which does not count.
     counts.processes -= u64::from(from == 0 && counts.processes > 0);
     Ok(counts)
 }
 
-/// Counters at the start of a measured phase.
+/// Values of counters at the start of a measured phase.
 struct Phase {
-    /// Number of bytes that strace wrote before the phase.
+    /// Length in bytes of strace's output before the phase.
     traced: u64,
     cpu_s: f64,
     fixture_cpu_s: f64,
@@ -186,7 +188,7 @@ struct Phase {
 impl Phase {
     fn begin(stage: &Stage, subject: &Process) -> Result<Self> {
         if stage.cell.is_counting {
-            // strace may still be writing system calls of the previous phase.
+            // strace may not have written all system calls of the previous phase yet.
             std::thread::sleep(CALM);
         }
         Ok(Self {
@@ -206,8 +208,8 @@ impl Phase {
     }
 }
 
-/// Waits until the kernel holds the current objects. Returns the kernel's state, and the time of
-/// the last quick check. If the kernel does not get these objects, returns the outcome instead.
+/// Waits until the kernel has the present objects. Returns the time at which it first had them, and
+/// a digest of its state. Returns the outcome if it does not get them.
 fn settled(
     stage: &mut Stage,
     subject: &mut Process,
@@ -219,10 +221,10 @@ fn settled(
     })
 }
 
-/// Restarts the measured program. Measures the time until it repairs one Service, which was removed
-/// from the kernel while the program was stopped.
+/// Restarts the measured program. Measures the time until it has restored one Service, which the
+/// benchmark removed from the kernel while the program was stopped.
 ///
-/// A repeat under strace removes no Service, and counts the system calls of the start.
+/// Under strace, removes no Service, and counts the system calls of the start.
 fn restart(mut stage: Stage, subject: Process) -> Result<Outcome> {
     subject.stop()?;
     if stage.cell.is_counting {
@@ -254,7 +256,7 @@ fn restart(mut stage: Stage, subject: Process) -> Result<Outcome> {
     })))
 }
 
-/// Removes the last Service's entry from the kernel.
+/// Removes the kernel entry that leads to the last Service.
 fn take_out(stage: &mut Stage) -> Result<()> {
     let last = Objects::address(stage.objects.services().saturating_sub(1));
     match stage.mode() {
@@ -283,8 +285,8 @@ fn take_out(stage: &mut Stage) -> Result<()> {
     }
 }
 
-/// Adds Services one by one. Waits until the kernel serves each Service before adding the next
-/// Service.
+/// Adds Services one after another. Waits until the kernel serves a Service before it adds the
+/// next.
 fn add(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     std::thread::sleep(SETTLE);
     let mut api = stage.api()?;
@@ -313,15 +315,15 @@ fn add(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     finish(stage, subject, &phase, took)
 }
 
-/// Replaces endpoints one by one. Waits until the kernel has each replacement before making the
-/// next one.
+/// Replaces endpoints one after another. Waits until the kernel has a replacement before it makes
+/// the next.
 fn change(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     std::thread::sleep(SETTLE);
     let mut api = stage.api()?;
     let size = stage.cell.size;
     let mut phase = None;
     let warm_up = if stage.cell.is_counting { 0 } else { WARM_UP };
-    // A slow program makes fewer changes. The report shows their number.
+    // If the changes take too long, makes fewer of them, whose number the report shows.
     let share = if stage.cell.is_counting { 12 } else { 6 };
     let enough = stage.limit() / stage.cell.patience() / share;
     let begun = Instant::now();
@@ -368,8 +370,9 @@ fn change(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Returns the time at which the API fixture sent the event of a change, on the clock of
-/// [`monotonic_ms`]. Finds the event by the object's resource version in `answer`.
+/// Returns when the fake API server sent the event of a change, in milliseconds of
+/// [`monotonic_ms`]. `answer` is the server's response to the change, which contains the resource
+/// version.
 fn sent_ms(sent: &serde_json::Value, answer: &[u8]) -> Result<f64> {
     let object: serde_json::Value = serde_json::from_slice(answer)?;
     let version = object.pointer("/metadata/resourceVersion");
@@ -380,13 +383,14 @@ fn sent_ms(sent: &serde_json::Value, answer: &[u8]) -> Result<f64> {
     Ok(time? / 1e6)
 }
 
-/// Returns `CLOCK_MONOTONIC` in milliseconds. All processes share this clock.
+/// Returns the time of `CLOCK_MONOTONIC` in milliseconds. All processes share this clock.
 fn monotonic_ms() -> f64 {
     let time = clock_gettime(ClockId::CLOCK_MONOTONIC);
     time.map(Duration::from).unwrap_or_default().as_secs_f64() * 1e3
 }
 
-/// Replaces one endpoint in each of many Services without waiting between the changes.
+/// Replaces an endpoint in each of many Services, without waiting in between. Measures the time
+/// until the kernel has all replacements.
 fn rolling(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     std::thread::sleep(SETTLE);
     let mut api = stage.api()?;
@@ -408,8 +412,8 @@ fn rolling(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     whole(stage, &mut subject, &phase, started)
 }
 
-/// Deletes all objects while the measured program is stopped, and then continues the program. So
-/// the API server's work for the deletions is not part of the measured time.
+/// Deletes all objects while the measured program is stopped (SIGSTOP), then continues it. So the
+/// measured time excludes the API server's work on the deletions.
 fn delete(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     std::thread::sleep(SETTLE);
     let mut api = stage.api()?;
@@ -428,7 +432,7 @@ fn delete(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     whole(stage, &mut subject, &phase, started)
 }
 
-/// Measures the CPU time, wakeups and memory of an idle daemon.
+/// Measures CPU time, wakeups, started processes and memory of an idle daemon.
 fn idle(stage: &Stage, subject: &Process) -> Result<CellFigures> {
     std::thread::sleep(SETTLE);
     let phase = Phase::begin(stage, subject)?;
@@ -438,8 +442,7 @@ fn idle(stage: &Stage, subject: &Process) -> Result<CellFigures> {
     std::thread::sleep(Duration::from_secs(stage.cell.idle_s));
     let seconds = started.elapsed().as_secs_f64();
     let (waits, forks) = (subject.waits()? - waits, process::forks()? - forks);
-    // Counts new kernel worker threads, to subtract them below: they do not belong to the measured
-    // program.
+    // Number of new kernel threads, which the measured program has not started.
     let kernel = process::kernel_threads()?.difference(&kernel).count() as u64;
     let mut measured = phase.end(stage, subject)?;
     measured.steady_kib = Some(subject.memory_kib("VmRSS")?);
@@ -447,8 +450,8 @@ fn idle(stage: &Stage, subject: &Process) -> Result<CellFigures> {
     let per_minute = |count: u64| per(count, seconds / 60.0);
     let figures = [
         ("wakeups_per_min", per_minute(waits)),
-        // This number includes new threads. The benchmark itself starts no thread during the
-        // measurement.
+        // Includes new threads. Only the measured program starts any, because the benchmark does
+        // not.
         (
             "processes_per_min",
             per_minute(forks.saturating_sub(kernel)),
@@ -464,11 +467,11 @@ fn idle(stage: &Stage, subject: &Process) -> Result<CellFigures> {
     Ok(measured)
 }
 
-/// Waits until new connections to one Service reach exactly its endpoints. Returns an outcome if
-/// the time limit passes first.
+/// Waits until new connections to a Service reach exactly its endpoints. Returns the outcome if the
+/// time limit passes first.
 ///
-/// Polls at background priority, so the measured time includes the program's remaining work. That
-/// work would delay the next change.
+/// Checks at background priority, so that the program's work right after its write counts: it would
+/// delay the next change.
 fn until_served(
     stage: &mut Stage,
     subject: &mut Process,
@@ -496,8 +499,8 @@ fn until_served(
     }
 }
 
-/// Ends the measurement of an axis that waits for each change. Compares the kernel's whole state
-/// once more, and returns the figures.
+/// Compares the kernel's whole state after the last change. Returns the figures: `took` has the
+/// duration of each change in milliseconds.
 fn finish(
     stage: &mut Stage,
     mut subject: Process,
@@ -529,8 +532,8 @@ fn finish(
     Ok(Outcome::Measured(Box::new(measured)))
 }
 
-/// Measures many changes as a whole: waits until the kernel holds the current objects, and returns
-/// the figures since `started`.
+/// Waits until the kernel has the present objects. Returns the figures for all changes together,
+/// since `started`.
 fn whole(
     stage: &mut Stage,
     subject: &mut Process,

@@ -1,19 +1,19 @@
-//! Measures the time that each part of a mode's rules adds to the first packet of a flow. Covers
-//! nftables mode, and three kinds of helper rules of IPVS mode (the shim): upstream's iptables
-//! rules, the lean iptables rules, and nftables rules.
+//! Measures how much time each part of a mode's rules adds to the first packet of a flow. Covers
+//! nftables mode and the three shims (rules beside IPVS) of IPVS mode: upstream's iptables rules,
+//! the lean iptables rules, and nftables.
 //!
 //! ```text
 //!  step 0: routed to the pod   1: + virtual servers   2: + their addresses   …   n: all rules
 //!  in parallel: nodes that a daemon has programmed, in this mode and in the compared modes
 //! ```
 //!
-//! - Each step has its own node. This node has all rules up to the step.
-//! - All nodes share one kernel, so blocks of packets can alternate between the steps. The cost of
-//!   one rule is far below the difference between two VMs or two minutes.
-//! - The steps add rules in the order in which a packet from a pod to a cluster IP traverses them.
-//!   With several Services, one step adds all rules of a hook.
-//! - The iptables rules come from the bare loader ([`crate::floor`]). The nftables rules come from
-//!   a node that the daemon has programmed.
+//! - Each step has its own node, which has the rules of all steps up to its own.
+//! - All nodes run on one kernel, so blocks of packets can alternate between steps. A rule costs
+//!   far less than the difference between two VMs, or between two minutes.
+//! - Steps add rules in the order in which a packet from a pod to a ClusterIP traverses them. With
+//!   several Services, a step adds all rules of a hook at once.
+//! - iptables rules come from the bare loader ([`crate::floor`]), nftables rules from a node that
+//!   the daemon has programmed.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -38,23 +38,24 @@ use crate::schema::{
 };
 use crate::stage::Stage;
 
-/// Number of flows in a block. Each step gets [`ROUNDS`] blocks. The flows of all steps must fit
-/// into the connection table.
+/// Number of flows in a block of packets. The flows of all blocks ([`ROUNDS`] for each step) must
+/// fit into the conntrack table.
 const BLOCK: u16 = 48;
 const ROUNDS: usize = 24;
-/// Number of packets before each block. They load the node's tables into the CPU caches again.
+/// Number of unmeasured packets before each block, which load the node's tables into the CPU's
+/// caches.
 const BEFORE: u16 = 6;
-/// A chain that no packet traverses. A rule in this chain makes the kernel enable the features that
-/// the rule needs, such as connection tracking.
+/// A chain to which no rule jumps. Its rules only make the kernel enable features that they need,
+/// such as connection tracking.
 const UNUSED: &str = "BENCH-UNUSED";
 
-/// Rules of each chain. The key is the table and the chain. A rule is the whole line (`-A …`).
+/// Rules by table and chain, each as a line `-A …` of `iptables-restore`.
 type Chains = BTreeMap<(String, String), Vec<String>>;
-/// A rule: its table and its line (`-A …`).
+/// An iptables rule: its table, and its line `-A …`.
 type Rule = (String, String);
 
-/// One step of the measurement. The step's node has the state of the previous step's node, and in
-/// addition `add`.
+/// A step of the measurement. Its node has everything that the previous step's node has, and
+/// additionally `add`.
 #[derive(Debug)]
 struct Step {
     title: String,
@@ -64,17 +65,17 @@ struct Step {
 #[derive(Debug)]
 enum Add {
     Nothing,
-    /// Adds the virtual servers of all Services.
+    /// Virtual servers for all Services.
     Servers,
-    /// Runs these shell commands on the node.
+    /// Effects of these shell commands, which run on the node.
     Script(String),
-    /// Adds iptables rules of IPVS mode, and the ipsets that they use.
+    /// These iptables rules of IPVS mode, with the ipsets that they use.
     Rules(Vec<Rule>),
-    /// Enables connection tracking, by a rule in nf_tables that needs it.
+    /// Connection tracking, enabled by an nftables rule that needs it.
     Tracking,
-    /// Enables address translation, by an empty nat chain in nf_tables.
+    /// NAT, enabled by an nf_tables chain of type nat without rules.
     Translation,
-    /// Adds the first rules of an nf_tables table, up to this number. `None` stands for all rules.
+    /// The first rules of an nf_tables table: this many, or all if `None`.
     Pieces(Option<usize>),
 }
 
@@ -87,7 +88,7 @@ impl Step {
     }
 }
 
-/// The measured nodes, with one client each. The benchmark sends packets from each client in turn.
+/// The nodes to measure, each with a client pod that sends its packets.
 struct Track {
     server: Place,
     sender: Sender,
@@ -102,12 +103,12 @@ impl Track {
             sender: Sender::new(&server)?,
             server,
             lanes: Vec::new(),
-            // Node 1 is the node of the stage.
+            // The stage already has node 1.
             nodes: 1,
         })
     }
 
-    /// Adds a node to the lab. Returns the node and the third octet of its pod addresses.
+    /// Adds a node to the lab. Returns the node, and the third octet of its pods' addresses.
     fn node(&mut self, stage: &mut Stage) -> Result<(Node, u8)> {
         self.nodes += 1;
         let third = self.nodes;
@@ -120,8 +121,8 @@ impl Track {
         Ok((node, third))
     }
 
-    /// Adds a client to a fully configured node, and sends warm-up packets. The client then takes
-    /// part in the measurement.
+    /// Adds a client pod to a node, which must be completely configured, and sends warm-up packets.
+    /// From now on the node is part of the measurement.
     fn enter(
         &mut self,
         stage: &mut Stage,
@@ -141,7 +142,7 @@ impl Track {
         Ok(())
     }
 
-    /// Sends blocks of packets through each node in turn.
+    /// Measures all nodes in turn, block by block. Returns one series for each node.
     fn run(mut self) -> Result<CellFigures> {
         let mut values: Vec<Vec<f64>> = vec![Vec::new(); self.lanes.len()];
         for _ in 0..ROUNDS {
@@ -160,7 +161,7 @@ impl Track {
     }
 }
 
-/// Measures all steps of one mode. For comparison, also measures complete modes in the same kernel.
+/// Measures all steps of a mode, and for comparison complete modes on the same kernel.
 pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     let mut stage = Stage::new(cell)?;
     let mut track = Track::new(&mut stage)?;
@@ -216,8 +217,8 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     Ok(Outcome::Measured(Box::new(track.run()?)))
 }
 
-/// Runs the daemon until the stage's node is programmed, and then stops the daemon. Returns an
-/// outcome if programming fails.
+/// Runs the daemon until it has programmed the stage's node, and stops it. Returns the outcome if
+/// the daemon fails.
 fn program(stage: &mut Stage) -> Result<Option<Outcome>> {
     match programmed(stage, &mut CellFigures::default())? {
         Ok(subject) => {
@@ -230,8 +231,7 @@ fn program(stage: &mut Stage) -> Result<Option<Outcome>> {
     }
 }
 
-/// Returns the complete modes that the benchmark measures for comparison with `subject`, in the
-/// same kernel.
+/// Returns the complete modes to measure on the same kernel, for comparison with `subject`.
 fn beside(subject: &Subject) -> Vec<Subject> {
     let SubjectKind::KubeProxy { path, mode, .. } = &subject.kind else {
         return Vec::new();
@@ -263,7 +263,7 @@ fn beside(subject: &Subject) -> Vec<Subject> {
     all
 }
 
-/// Hooks that a packet to a virtual server traverses, in order.
+/// Hooks that a packet to a virtual server of IPVS traverses, in order.
 const THROUGH_IPVS: [Hook; 4] = [
     Hook::Prerouting,
     Hook::Input,
@@ -273,13 +273,13 @@ const THROUGH_IPVS: [Hook; 4] = [
 /// Hooks that a forwarded packet traverses, in order.
 const FORWARDED: [Hook; 3] = [Hook::Prerouting, Hook::Forward, Hook::Postrouting];
 
-/// Steps of a measured program, and the iptables chains or the nf_tables table from which the steps
-/// take rules.
+/// All steps for a subject, with the iptables chains or the nf_tables table from which they take
+/// rules.
 struct Steps {
     all: Vec<Step>,
     chains: Chains,
     pieces: Option<Pieces>,
-    /// Index of the first step whose packets go to the Service. Packets of earlier steps go
+    /// Index of the first step in which packets go to the Service. In earlier steps, they go
     /// directly to the pod.
     first: usize,
 }
@@ -290,7 +290,7 @@ impl Steps {
     }
 }
 
-/// Returns the steps for IPVS mode with iptables rules.
+/// Returns the steps for IPVS mode with iptables rules (upstream's or lean).
 fn rule_steps(stage: &Stage, subject: &SubjectKind) -> Result<Steps> {
     let style = if subject.is_lean() {
         ShimStyle::Lean
@@ -310,7 +310,8 @@ fn rule_steps(stage: &Stage, subject: &SubjectKind) -> Result<Steps> {
     })
 }
 
-/// Returns the steps for rules in an nf_tables table.
+/// Returns the steps for an nf_tables table: that of nftables mode, or (`is_shim`) that of IPVS
+/// mode.
 fn piece_steps(pieces: Pieces, is_shim: bool) -> Steps {
     let mut all = vec![Step::new("routed to the pod, no Service", Add::Nothing)];
     if is_shim {
@@ -348,7 +349,7 @@ fn piece_steps(pieces: Pieces, is_shim: bool) -> Steps {
     }
 }
 
-/// Configures a node with these steps.
+/// Configures a node so that it has everything that these steps add.
 fn build(stage: &Stage, node: &Place, steps: &[Step], all: &Steps) -> Result<()> {
     let addresses = crate::tools::addresses(&stage.objects);
     fs::write(stage.folder().join("addresses"), addresses)?;
@@ -400,7 +401,7 @@ fn conntrack_step() -> Step {
     Step::new("sysctl net.ipv4.vs.conntrack=1", Add::Script(lines))
 }
 
-/// Returns the steps for IPVS mode with these iptables chains.
+/// Returns the steps for IPVS mode with the iptables rules in `chains`.
 fn steps(objects: &Objects, chains: &Chains) -> Vec<Step> {
     let script = |lines: &str| Add::Script(lines.replace("UNUSED", UNUSED));
     let mut steps = vec![
@@ -451,8 +452,8 @@ fn steps(objects: &Objects, chains: &Chains) -> Vec<Step> {
     steps
 }
 
-/// Adds to `met` the rules of a chain that a pod's packet traverses. The rules of a called chain
-/// follow the jump to this chain. Skips the rules of `KUBE-MARK-MASQ`, because the packet is not
+/// Adds those rules of a chain to `met` that a pod's packet traverses, with rules of a called chain
+/// after the jump to it. Skips the rules of `KUBE-MARK-MASQ`, because the packet is not
 /// masqueraded.
 fn walk(chains: &Chains, table: &str, chain: &str, met: &mut Vec<Rule>) {
     let rules = chains.get(&(table.to_owned(), chain.to_owned()));
@@ -470,8 +471,8 @@ fn walk(chains: &Chains, table: &str, chain: &str, met: &mut Vec<Rule>) {
     }
 }
 
-/// Parses the input of `iptables-restore`. An inserted rule (`-I`) comes before the earlier rules
-/// of its chain.
+/// Parses input of `iptables-restore`. A rule inserted with `-I` comes before the chain's earlier
+/// rules.
 fn parse(text: &str) -> Chains {
     let mut chains = Chains::new();
     let mut table = "";
@@ -497,7 +498,7 @@ fn parse(text: &str) -> Chains {
     chains
 }
 
-/// Returns an input of `iptables-restore` that creates all chains but adds only `rules`.
+/// Returns input for `iptables-restore` that creates all chains, but contains only `rules`.
 fn restore_text(rules: &[&Rule], chains: &Chains) -> String {
     let mut text = String::new();
     for table in ["nat", "filter"] {
@@ -514,7 +515,8 @@ fn restore_text(rules: &[&Rule], chains: &Chains) -> String {
     text
 }
 
-/// Returns a rule without its comment: `nat KUBE-SERVICES -s 127.0.0.0/8 -j RETURN`.
+/// Returns the text of a rule without its comment, such as
+/// `nat KUBE-SERVICES -s 127.0.0.0/8 -j RETURN`.
 fn short((table, line): &Rule) -> String {
     let line = line.strip_prefix("-A ").unwrap_or(line);
     let line = match line.split_once("-m comment --comment \"") {

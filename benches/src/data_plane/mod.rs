@@ -1,20 +1,20 @@
-//! Measures the data plane: the cost of a packet, a connection and a request on a node that the
+//! Measures the data plane: the cost of packets, connections and requests on a node that the
 //! measured program has programmed.
 //!
 //! ```text
 //!  client (pod of node1) ── node1: the programmed state ── fabric ── server: all endpoints
 //! ```
 //!
-//! - One server has the addresses of all endpoints. So every Service works, and the direct path to
-//!   a pod has the same length as the path through a Service.
-//! - During measurements, the API fixture is stopped. The measured program is also stopped, unless
-//!   it carries packets itself. The packets then have the VM's only CPU for themselves.
-//! - The benchmark alternates block by block between four targets: the first, the middle and the
-//!   last Service, and the pod. A disturbance then affects all targets equally.
+//! - One server has the addresses of all endpoints, so every Service works. A direct path to a pod
+//!   is as long as a path through a Service.
+//! - Meanwhile, the fake API server is stopped. The measured program is stopped as well, unless it
+//!   relays packets itself. So nothing else uses the VM's only CPU.
+//! - Blocks of packets alternate between four targets (the first, the middle and the last Service,
+//!   and a pod), so that a disturbance affects all of them.
 //!
-//! In iptables mode, the first Service is the Service whose rules come first. In other modes, the
-//! first Service is the Service that was created first. IPVS inserts a new virtual server at the
-//! head of its hash bucket, so the kernel finds the first Service last.
+//! In iptables mode, the first Service is the one whose rules come first. In other modes, it is the
+//! oldest Service. IPVS inserts new virtual servers at the head of a hash bucket, so it finds the
+//! oldest last.
 
 mod anatomy;
 mod packets;
@@ -37,35 +37,35 @@ use crate::stage::Stage;
 use crate::subject;
 use crate::wait::WaitEnd;
 
-/// Address range of the server, which contains all endpoints and no client.
+/// Address range of the server: contains all endpoints, but no client.
 pub(crate) const SERVERS: &str = "10.128.0.0/10";
 /// The range of Service addresses.
 const SERVICES: &str = "10.96.0.0/12";
-/// Address of a pod that is an endpoint of no Service.
+/// Address and port of a pod that is not an endpoint of any Service.
 const POD: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 190, 0, 1), TARGET_PORT);
 /// Address of the client pod.
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 200, 1, 2);
-/// Address of the UDP Service's endpoint.
+/// Endpoint of the UDP Service.
 const UDP_POD: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 191, 0, 1), TARGET_PORT);
-/// Name of the series for packets that go directly to the pod, without a Service.
+/// Name of the series for packets that go directly to a pod.
 const DIRECT: &str = "direct";
-/// Pause before the first measured packet, in which the measured program finishes its sync.
+/// Pause before the first measured packet, in which the measured program finishes its work.
 const SETTLE: Duration = Duration::from_secs(1);
-/// Number of flows in a block of first packets. The number is small, so that the hash chains of
-/// IPVS' connection table (4096 buckets) stay short.
+/// Number of flows in a block of first packets. A small number keeps the hash chains of the
+/// kernel's IPVS connection table (4,096 buckets) short.
 const BLOCK: u16 = 128;
 const ROUNDS: usize = 21;
-/// Number of rounds that send packets to a server that replies.
+/// Number of rounds with a server that replies.
 const ANSWERED_ROUNDS: usize = 9;
-/// Minimum number of rounds. After these rounds, the measurement stops once it has taken longer
-/// than [`ENOUGH`], for example if each packet takes milliseconds.
+/// Minimum number of rounds. After them, the measurement ends once it has taken longer than
+/// [`ENOUGH`], for example if a packet takes milliseconds.
 const LEAST_ROUNDS: usize = 7;
 const ENOUGH: Duration = Duration::from_secs(10);
 
-/// Name of a series, and the destination address of its packets.
+/// Name of a series, with the address to which its packets go.
 type Target = (&'static str, SocketAddrV4);
 
-/// Measures one cell (one benchmark run) of the axes first, connect, keptalive, udp, throughput and
+/// Measures a cell (one benchmark run) of the axes first, connect, keptalive, udp, throughput and
 /// anatomy. Runs in the lab.
 pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     if cell.axis == Axis::Anatomy {
@@ -95,7 +95,7 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     };
     if let Some(subject) = &subject {
         std::thread::sleep(SETTLE);
-        // In userspace mode, the daemon itself relays packets, so it must keep running.
+        // In userspace mode, the daemon must keep running, because it relays the packets.
         if stage.mode() != Mode::Userspace {
             subject.signal(Signal::STOP)?;
         }
@@ -111,29 +111,29 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     Ok(Outcome::Measured(Box::new(measured)))
 }
 
-/// Adds a host that replies with the addresses of all endpoints.
+/// Adds an external host that has the addresses of all endpoints, and replies at them.
 fn serving_host(world: &mut World) -> Result<Place> {
     let server = world.host("server", "172.35.0.200/24")?;
     let_answer(&server)?;
     Ok(server)
 }
 
-/// Adds a host that silently drops packets to the endpoints.
+/// Adds an external host that receives packets to all endpoints, and drops them without a reply.
 fn silent_host(world: &mut World) -> Result<Place> {
     let server = world.host("server", "172.35.0.200/24")?;
     server.read(["ip", "route", "add", "blackhole", SERVERS])?;
     Ok(server)
 }
 
-/// Gives a host the addresses of all endpoints. On ports without a listener, the host replies with
-/// a TCP reset.
+/// Makes the addresses of all endpoints local on a host. On ports without a listener, it then
+/// replies with a TCP reset.
 fn let_answer(host: &Place) -> Result<()> {
     host.read(["ip", "route", "add", "local", SERVERS, "dev", "lo"])?;
     Ok(())
 }
 
-/// Starts the measured program and waits until the node is programmed. Returns the process, or the
-/// outcome of a failure.
+/// Starts the measured program, and waits until it has programmed the node. Returns its process
+/// (`None` if the kernel state needs none), or the outcome if it fails.
 fn programmed(
     stage: &mut Stage,
     measured: &mut CellFigures,
@@ -158,7 +158,7 @@ fn programmed(
     })
 }
 
-/// Creates only IPVS virtual servers, and one route that makes their addresses local.
+/// Creates only virtual servers of IPVS, and one route that makes their addresses local.
 fn bare(stage: &mut Stage) -> Result<()> {
     stage
         .node
@@ -190,8 +190,8 @@ fn write_servers(kernel: &mut Kernel, objects: &Objects) -> Result<()> {
     })
 }
 
-/// Returns the targets of packets: the first, the middle and the last Service without duplicates,
-/// then the pod.
+/// Returns the targets of packets: the first, the middle and the last Service (each once), then a
+/// pod.
 fn targets(stage: &Stage) -> Result<Vec<Target>> {
     let mut targets = Vec::new();
     if stage.cell.subject.kind != SubjectKind::Direct {
@@ -208,8 +208,8 @@ fn targets(stage: &Stage) -> Result<Vec<Target>> {
     Ok(targets)
 }
 
-/// Returns the addresses of the Services: in iptables mode, in the order in which the kernel searches
-/// their rules, and otherwise in the order of creation.
+/// Returns the addresses of all Services: in iptables mode in the order of their rules in the
+/// kernel, otherwise in the order of creation.
 fn order(stage: &Stage) -> Result<Vec<Ipv4Addr>> {
     if stage.mode() != Mode::Iptables {
         return Ok((0..stage.objects.services())
@@ -227,8 +227,7 @@ fn order(stage: &Stage) -> Result<Vec<Ipv4Addr>> {
     Ok(order)
 }
 
-/// Returns the addresses of the Services that have a rule in KUBE-SERVICES, in the order of these
-/// rules.
+/// Returns the addresses of Services with a rule in KUBE-SERVICES, in the order of these rules.
 fn rule_order(saved: &str) -> Vec<Ipv4Addr> {
     let rules = saved
         .lines()
@@ -242,7 +241,7 @@ fn rule_order(saved: &str) -> Vec<Ipv4Addr> {
         .collect()
 }
 
-/// Adds a UDP Service after all other Services, and waits until its endpoint replies.
+/// Creates a UDP Service, as the last Service, and waits until its endpoint replies.
 fn udp_targets(stage: &mut Stage, client: &Place, server: &Place) -> Result<Vec<Target>> {
     traffic::serve_udp(server, POD)?;
     traffic::serve_udp(server, UDP_POD)?;
@@ -313,9 +312,9 @@ fn udp_objects(address: Ipv4Addr) -> (serde_json::Value, serde_json::Value) {
     (service, slice)
 }
 
-/// Measures the first packets of flows to each target, in blocks. The first blocks go to a silent
-/// server. Further blocks go to a server that replies with TCP resets, which travel back within the
-/// measured time. Returns series in the format of [`in_turns`].
+/// Measures the first packets of flows to each target, in blocks: at first with a server that drops
+/// them, then with one that replies with TCP resets. The time of the resets back to the client
+/// counts. Returns series like [`in_turns`].
 fn first(
     client: &Place,
     server: &Place,
@@ -332,8 +331,8 @@ fn first(
     Ok(series)
 }
 
-/// Sends one block of new flows to each target per round. Returns each series with its name, its
-/// unit and the nanoseconds per packet in each round.
+/// Sends a block of new flows to each target, in each round. Returns each series with its name, its
+/// unit and its values: the time per packet in nanoseconds.
 fn in_turns(
     sender: &mut packets::Sender,
     lanes: &[(&str, packets::ClientSocket)],

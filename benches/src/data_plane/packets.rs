@@ -1,12 +1,11 @@
-//! Measures the cost of one packet from the client's socket to the server's network stack.
+//! Measures the time of a packet from a client's socket to the server's network stack.
 //!
-//! - A raw socket sends a block of TCP SYNs with one call of `sendmmsg`. The VM has one CPU, so the
-//!   kernel forwards each packet completely within this call.
-//! - The cost of a packet is the duration of the call divided by the number of packets.
-//! - The server has no listener. It counts the packets that arrive. A lost packet fails the
-//!   measurement.
-//! - If the server replies with a TCP reset, the kernel also forwards the reset to the client
-//!   within the call.
+//! - A raw socket sends a block of TCP SYN packets with one `sendmmsg`. The VM has one CPU, so the
+//!   kernel forwards each packet to the server within this call.
+//! - The time of one packet is the duration of the call divided by the number of packets.
+//! - The server counts the packets that arrive. A lost packet makes the measurement fail.
+//! - If the server replies with TCP resets, the kernel forwards them to the client within the same
+//!   call.
 
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -22,14 +21,14 @@ use rustix::net::{
     ipproto, sendmmsg, socket_with,
 };
 
-/// Size of a packet in bytes: IPv4 and TCP headers without options.
+/// Size of a packet in bytes: an IPv4 header and a TCP header, both without options.
 const PACKET: usize = 40;
-/// Number of packets before the first block. They make the kernel resolve neighbours, and load code
-/// and tables into the CPU's caches.
+/// Number of packets that are sent before the first measured block. They load code and tables into
+/// the CPU's caches.
 const WARM_UP: u16 = 16;
 const ARRIVED_WITHIN: Duration = Duration::from_secs(2);
 
-/// A raw socket of a client, with the address and port to which it sends.
+/// Raw socket of a client, with the source address and the destination of its packets.
 #[derive(Debug)]
 pub(crate) struct ClientSocket {
     socket: OwnedFd,
@@ -38,7 +37,8 @@ pub(crate) struct ClientSocket {
 }
 
 impl ClientSocket {
-    /// Opens a raw socket in the network namespace of `client`, which has the address `source`.
+    /// Opens a raw socket in the network namespace of `client`. `source` must be an address of the
+    /// client.
     pub(crate) fn open(client: &Place, source: Ipv4Addr, to: SocketAddrV4) -> Result<Self> {
         let socket = client
             .enter(|| {
@@ -53,11 +53,11 @@ impl ClientSocket {
     }
 }
 
-/// Sender of blocks of packets. Also counts the packets that arrive at the server.
+/// Sender of packet blocks, which also checks that all packets arrive at the server.
 #[derive(Debug)]
 pub(crate) struct Sender {
     arrivals: Arrivals,
-    /// Source port of the next new flow. Every flow in a VM has a different source port.
+    /// Source port of the next flow. No two flows in a VM have the same source port.
     port: u16,
 }
 
@@ -69,17 +69,19 @@ impl Sender {
         })
     }
 
-    /// Sends a few packets, so that all neighbours on the path are resolved before the measurement.
+    /// Sends packets before the measurement, until all neighbours (ARP) on the path are known and
+    /// caches are warm.
     pub(crate) fn warm_up(&mut self, lane: &ClientSocket) -> Result<()> {
-        // The kernel queues the first packets until neighbours are resolved, and later packets
-        // behind them.
+        // Until a neighbour is known, the kernel queues packets to it. So these packets go first,
+        // one by one.
         for _ in 0..3 {
             self.new_flows(lane, 1)?;
         }
         self.new_flows(lane, WARM_UP).map(drop)
     }
 
-    /// Sends a block of packets, each the first of a new flow. Returns the nanoseconds per packet.
+    /// Sends a block of packets, each of which begins a new flow. Returns the time per packet in
+    /// nanoseconds.
     pub(crate) fn new_flows(&mut self, lane: &ClientSocket, count: u16) -> Result<f64> {
         let end = self
             .port
@@ -133,14 +135,14 @@ impl Sender {
     }
 }
 
-/// Counter of the IPv4 packets that a node or host has received.
+/// Counter of the IPv4 packets that a node or host has received (`InReceives`).
 #[derive(Debug)]
 struct Arrivals(File);
 
 impl Arrivals {
     fn open(place: &Place) -> io::Result<Self> {
-        // The open file stays bound to the network namespace of the thread that opened it, also
-        // when other threads read it.
+        // The open file shows the network namespace of the thread that opened it, whichever thread
+        // reads it.
         place
             .enter(|| File::open("/proc/thread-self/net/snmp"))
             .map(Self)
@@ -150,8 +152,8 @@ impl Arrivals {
         let mut text = [0; 2048];
         let length = self.0.read_at(&mut text, 0)?;
         let text = std::str::from_utf8(text.get(..length).unwrap_or_default())?;
-        // The first line that begins with `Ip:` has the names (`Ip: Forwarding DefaultTTL
-        // InReceives ...`). The second line that begins with `Ip:` has the values.
+        // Of the two lines with `Ip:`, the first has the names
+        // (`Ip: Forwarding DefaultTTL InReceives ...`), the second has the values.
         let values = text.lines().filter(|line| line.starts_with("Ip:")).nth(1);
         values
             .and_then(|values| values.split_whitespace().nth(3)?.parse().ok())
@@ -159,7 +161,8 @@ impl Arrivals {
     }
 }
 
-/// Returns a SYN packet with a valid TCP checksum. The kernel fills in the IPv4 header's checksum.
+/// Returns a TCP SYN packet with its TCP checksum. The kernel fills in the checksum of the IPv4
+/// header.
 fn syn(source: Ipv4Addr, port: u16, to: SocketAddrV4) -> [u8; PACKET] {
     let mut packet = Vec::with_capacity(PACKET);
     packet.extend([0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 6, 0, 0]);
@@ -181,7 +184,7 @@ fn syn(source: Ipv4Addr, port: u16, to: SocketAddrV4) -> [u8; PACKET] {
     whole
 }
 
-/// Returns the ones' complement sum of 16-bit words (RFC 1071).
+/// Returns the Internet checksum (RFC 1071) of these bytes, not inverted.
 fn sum(bytes: &[u8]) -> u16 {
     let mut sum: u32 = bytes
         .chunks(2)
@@ -206,7 +209,8 @@ mod tests {
         let to = "10.96.1.0:80".parse().unwrap();
         let packet = syn(Ipv4Addr::new(10, 200, 1, 2), 1_024, to);
         assert_eq!(packet.len(), PACKET);
-        // The TCP segment and its pseudo header, with a valid checksum, sum up to all ones.
+        // With a correct checksum, the words of the TCP segment and its pseudo-header add up to
+        // 0xffff.
         let pseudo = [&packet[12..20], &[0, 6, 0, 20]].concat();
         assert_eq!(sum(&[pseudo.as_slice(), &packet[20..]].concat()), 0xffff);
         assert_eq!(packet[20..24], [4, 0, 0, 80]);

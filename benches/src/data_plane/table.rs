@@ -1,5 +1,5 @@
-//! Reads an nf_tables table that a daemon has written. Writes all or some of its rules into other
-//! network namespaces.
+//! Copies an nf_tables table: reads it from a node that the daemon has programmed, and writes it to
+//! other nodes, with all or some of its rules.
 
 use std::collections::BTreeSet;
 
@@ -10,25 +10,24 @@ use nftables_netlink::{
     Register, Rule, Table, TableDump, Transaction, Verdict,
 };
 
-/// Name of a table with rules that match no packet. These rules make the kernel enable features,
-/// such as connection tracking.
+/// Name of a table whose rules match no packet. They only make the kernel enable features that they
+/// need, such as connection tracking.
 const BENCH: &str = "bench";
 /// Priority of IPVS in the input hook. IPVS takes its packets there, so chains with a higher
-/// priority number never see these packets.
+/// priority value never see them.
 const IPVS: i32 = 99;
 
-/// An nf_tables table, with the rules of its base chains in the order in which a packet traverses
-/// them.
+/// An nf_tables table, and the order in which a packet traverses the rules of its base chains.
 #[derive(Debug)]
 pub(super) struct Pieces {
     whole: TableDump,
     name: Name,
-    /// Indices of the rules that a packet traverses, in this order.
+    /// Indices of the base chains' rules that a packet traverses, in order.
     met: Vec<usize>,
 }
 
 impl Pieces {
-    /// Reads the table `name`. A packet traverses `hooks` in the given order.
+    /// Reads the table `name`. `hooks` are the hooks that a packet traverses, in order.
     pub(super) fn read(place: &Place, name: &str, hooks: &[Hook]) -> Result<Self> {
         let mut nft = open(place)?;
         let whole = nft.read(Family::Ip, name);
@@ -64,18 +63,18 @@ impl Pieces {
         }
     }
 
-    /// Returns the number of base chain rules that a packet traverses. Rules of called chains do
-    /// not count.
+    /// Returns the number of base chains' rules that a packet traverses. Excludes rules of called
+    /// chains.
     pub(super) fn len(&self) -> usize {
         self.met.len()
     }
 
-    /// Returns the number of base chain rules that a packet does not traverse.
+    /// Returns the number of base chains' rules that a packet does not traverse.
     pub(super) fn others(&self) -> usize {
         self.base_rules().count().saturating_sub(self.met.len())
     }
 
-    /// Describes a traversed rule by its chain, and by its comment or jump target.
+    /// Returns a title for a traversed rule: its chain, and its comment or the target of its jump.
     pub(super) fn title(&self, piece: usize) -> String {
         let Some(found) = self.met.get(piece).and_then(|at| self.whole.rules.get(*at)) else {
             return String::new();
@@ -92,8 +91,8 @@ impl Pieces {
         format!("{}: {what}", found.chain)
     }
 
-    /// Returns true if the first `pieces` traversed rules include all rules of the prerouting nat
-    /// chains. From then on, packets reach the Service.
+    /// Returns true if the first `pieces` rules include all rules of nat chains in prerouting, so
+    /// that packets reach the Service.
     pub(super) fn translates(&self, pieces: usize) -> bool {
         let is_in_prerouting = |index: &usize| {
             let rule = self.whole.rules.get(*index);
@@ -107,7 +106,8 @@ impl Pieces {
         last.is_some_and(|last| last < pieces)
     }
 
-    /// Writes the table with its first `pieces` traversed rules, or with all rules.
+    /// Writes the table to a node with only the first `pieces` traversed rules, or with all rules
+    /// if `None`.
     pub(super) fn write(&self, place: &Place, pieces: Option<usize>) -> Result<()> {
         let with: BTreeSet<usize> = match pieces {
             Some(pieces) => self.met.iter().copied().take(pieces).collect(),
@@ -157,8 +157,7 @@ impl Pieces {
     }
 }
 
-/// Makes the kernel track connections: adds a rule that needs connection tracking but matches no
-/// packet.
+/// Enables connection tracking, by a rule that needs it but matches no packet.
 pub(super) fn track(place: &Place) -> Result<()> {
     let unused: Name = "unused".into();
     let state = Expression::Ct {
@@ -182,8 +181,7 @@ pub(super) fn track(place: &Place) -> Result<()> {
     commit(place, BENCH, changes)
 }
 
-/// Makes the kernel set up address translation: adds an empty nat chain at the last hook of a
-/// packet's path.
+/// Enables NAT, by a chain of type nat without rules at the last hook of a packet's path.
 pub(super) fn translate(place: &Place) -> Result<()> {
     let chain = Chain {
         name: "nat".into(),
@@ -290,7 +288,7 @@ mod tests {
         assert_eq!(pieces.others(), 1);
         let translates: Vec<bool> = (0..=4).map(|pieces_| pieces.translates(pieces_)).collect();
         assert_eq!(translates, [false, false, true, true, true]);
-        // A forwarded packet traverses these hooks, and never reaches IPVS.
+        // A forwarded packet traverses these hooks, and bypasses IPVS.
         let hooks = [Hook::Prerouting, Hook::Forward, Hook::Postrouting];
         assert_eq!(Pieces::new(whole(&chains, &rules), "t", &hooks).len(), 3);
     }

@@ -1,5 +1,5 @@
-//! Measures connections, requests, datagrams and bytes per second over ordinary sockets. Each
-//! figure includes the cost of the sockets' system calls.
+//! Measures connections, requests, datagrams and bytes per second through ordinary sockets. The
+//! figures include the cost of the sockets' system calls.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
@@ -16,15 +16,15 @@ use crate::schema::Axis;
 const ROUNDS: usize = 7;
 const CONNECTIONS: u32 = 200;
 const REQUESTS: u32 = 1_000;
-/// Duration of one round on the axis `throughput`.
+/// Time during which a round of the axis `throughput` sends data.
 const STREAM: Duration = Duration::from_millis(250);
-/// Timeout for one reply.
+/// Timeout for connecting and for each reply.
 const PATIENCE: Duration = Duration::from_secs(5);
 const MESSAGE: [u8; 64] = [b'x'; 64];
 const CHUNK: u32 = 256 * 1024;
 
-/// Measures an axis on each target in turn. Returns each series with its name, its unit and one
-/// value per round.
+/// Measures an axis on all targets in turn, round by round. Returns each series with its name, its
+/// unit and the values of the rounds.
 pub(crate) fn measure(
     axis: Axis,
     client: &Place,
@@ -65,8 +65,8 @@ pub(crate) fn measure(
     Ok(series)
 }
 
-/// Accepts TCP connections one after another. Echoes the received bytes, or only discards them if
-/// `is_sink` is set.
+/// Starts a TCP server that accepts one connection after another. It echoes the received bytes, or
+/// only reads them if `is_sink` is true.
 fn serve_tcp(server: &Place, is_sink: bool) -> Result<()> {
     let listener = server.enter(|| TcpListener::bind(("0.0.0.0", TARGET_PORT)))?;
     std::thread::spawn(move || {
@@ -84,7 +84,7 @@ fn serve_tcp(server: &Place, is_sink: bool) -> Result<()> {
     Ok(())
 }
 
-/// Echoes datagrams that arrive at an address.
+/// Starts a UDP server at this address, which echoes each datagram.
 pub(crate) fn serve_udp(server: &Place, at: SocketAddrV4) -> Result<()> {
     let socket = server.enter(|| UdpSocket::bind(at))?;
     std::thread::spawn(move || {
@@ -98,7 +98,7 @@ pub(crate) fn serve_udp(server: &Place, at: SocketAddrV4) -> Result<()> {
     Ok(())
 }
 
-/// Returns true if a datagram from a new socket gets a reply.
+/// Sends a datagram from a new socket. Returns true if a reply arrives within 100 ms.
 pub(crate) fn answers_udp(client: &Place, to: SocketAddrV4) -> io::Result<bool> {
     client.enter(|| {
         let socket = UdpSocket::bind("0.0.0.0:0")?;
@@ -116,8 +116,8 @@ pub(crate) fn answers_udp(client: &Place, to: SocketAddrV4) -> io::Result<bool> 
                         | ErrorKind::NetworkUnreachable
                 ) =>
             {
-                // An error, such as ECONNREFUSED, returns at once. The pause keeps the caller from
-                // retrying without delay.
+                // Waits a moment after an immediate error such as ECONNREFUSED, so that the caller
+                // does not retry in a busy loop.
                 std::thread::sleep(Duration::from_millis(20));
                 Ok(false)
             }
@@ -135,8 +135,8 @@ fn ask(socket: &UdpSocket) -> io::Result<()> {
     }
 }
 
-/// Measures connections per second. The client opens each connection, exchanges one byte, and
-/// resets it.
+/// Measures connections per second: opens a connection, exchanges one byte, and resets the
+/// connection.
 fn connect(to: SocketAddr) -> io::Result<f64> {
     rate(CONNECTIONS, || {
         let mut stream = TcpStream::connect(to)?;
@@ -146,7 +146,7 @@ fn connect(to: SocketAddr) -> io::Result<f64> {
     })
 }
 
-/// Measures requests per second on one connection.
+/// Measures requests per second on one TCP connection.
 fn keptalive(to: SocketAddr) -> io::Result<f64> {
     let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
     stream.set_nodelay(true)?;
@@ -158,7 +158,7 @@ fn keptalive(to: SocketAddr) -> io::Result<f64> {
     })
 }
 
-/// Measures answered datagrams per second, all from one socket.
+/// Measures datagrams with replies per second, all from one socket.
 fn datagrams(to: SocketAddr) -> io::Result<f64> {
     let socket = UdpSocket::bind("0.0.0.0:0")?;
     socket.set_read_timeout(Some(PATIENCE))?;
@@ -166,7 +166,7 @@ fn datagrams(to: SocketAddr) -> io::Result<f64> {
     rate(REQUESTS, || ask(&socket))
 }
 
-/// Measures answered datagrams per second, each from a new socket.
+/// Measures datagrams with replies per second, each from a new socket.
 fn new_sockets(to: SocketAddr) -> io::Result<f64> {
     rate(CONNECTIONS, || {
         let socket = UdpSocket::bind("0.0.0.0:0")?;
@@ -176,7 +176,7 @@ fn new_sockets(to: SocketAddr) -> io::Result<f64> {
     })
 }
 
-/// Measures gigabits per second on one connection, until the server has read the last byte.
+/// Measures gigabits per second on one TCP connection, until the server has read the last byte.
 fn throughput(to: SocketAddr) -> io::Result<f64> {
     let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -187,7 +187,7 @@ fn throughput(to: SocketAddr) -> io::Result<f64> {
         sent += 1;
     }
     stream.shutdown(std::net::Shutdown::Write)?;
-    // The server closes the connection once it has read the last byte, so this read ends.
+    // Waits until the server closes the connection, which it does after it has read the last byte.
     let rest = stream.read(&mut [0])?;
     debug_assert_eq!(rest, 0, "a sink says nothing");
     Ok(f64::from(sent) * f64::from(CHUNK) * 8.0 / 1e9 / started.elapsed().as_secs_f64())

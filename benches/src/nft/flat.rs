@@ -1,14 +1,14 @@
-//! Reads the flat layout of nftables mode from the kernel: the endpoints that a packet to a Service
+//! Reads the flat layout of nftables mode from the kernel: the endpoints that packets to a Service
 //! can reach.
 //!
-//! Services with one to three endpoints have no entry in `service-ips`. The rules look their
-//! packets up in one map per number of endpoints.
+//! A Service with one to three endpoints has no element in `service-ips`. Rules look up its packets
+//! in the map for this number of endpoints.
 //!
-//! For a Service with more endpoints, `service-ips` leads to the chain `endpoints-of-tcp-N`. This
-//! chain looks the packet up in the map `endpoints-tcp`.
+//! For a Service with more endpoints, `service-ips` leads to the chain `endpoints-of-tcp-N`, which
+//! looks up packets in the map `endpoints-tcp`.
 //!
-//! The key of all these maps is a number below the number of endpoints, followed by the Service's
-//! address and port.
+//! Each key of these maps consists of an endpoint's number (less than the number of endpoints), the
+//! Service address and the Service port.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddrV4;
@@ -19,16 +19,16 @@ use nftables_netlink::{Element, ElementData, Family, Name, Verdict};
 use super::{PROTOCOL_TCP, SERVICES, TABLE, Tables, address, endpoint};
 use crate::rules::Servers;
 
-/// Name of the map for Services with more than three endpoints.
+/// Name of the map with the endpoints of Services that have more than three.
 pub(super) const MANY: &str = "endpoints-tcp";
-/// Names of the maps for Services with one to three endpoints, with the number of endpoints.
+/// Maps for Services with one to three endpoints: number of endpoints, and name of the map.
 const FEW: [(u32, &str); 3] = [
     (1, "endpoints-tcp-1"),
     (2, "endpoints-tcp-2"),
     (3, "endpoints-tcp-3"),
 ];
 
-/// Target to which an element of a map leads.
+/// Result of a look-up in a map: an endpoint, or a chain.
 enum ElementTarget {
     Endpoint(SocketAddrV4),
     Chain(Name),
@@ -40,7 +40,7 @@ impl Tables {
         Ok(self.nft.set(Family::Ip, TABLE, name)?.is_some())
     }
 
-    /// Looks up a key in a map.
+    /// Looks up a key in a map. Returns `None` if the map has no such element.
     fn find(&mut self, map: &str, key: &[u8]) -> Result<Option<ElementTarget>> {
         let element = self.nft.element(Family::Ip, TABLE, map, key)?;
         Ok(match element.and_then(|element| element.data) {
@@ -50,8 +50,8 @@ impl Tables {
         })
     }
 
-    /// Returns the endpoints that new connections to a Service reach. Returns an empty set if an
-    /// element of the Service is missing.
+    /// Returns the endpoints that new connections to a Service can reach. Returns none if the map
+    /// lacks one of them.
     pub(super) fn flat_endpoints(&mut self, at: SocketAddrV4) -> Result<BTreeSet<SocketAddrV4>> {
         let service = service_key(at);
         let (mut map, mut count) = (MANY, 0);
@@ -75,7 +75,7 @@ impl Tables {
         Ok(ends)
     }
 
-    /// Returns all Services with their endpoints.
+    /// Returns all Services in the table, with their endpoints.
     pub(super) fn flat_servers(&mut self) -> Result<Servers> {
         let mut chosen: BTreeMap<SocketAddrV4, u32> = BTreeMap::new();
         for element in self.members(TABLE, SERVICES)? {
@@ -99,8 +99,8 @@ impl Tables {
         Ok(servers)
     }
 
-    /// Returns the elements that lead to a Service, and their map. For a Service with more than
-    /// three endpoints, returns its only element in `service-ips`.
+    /// Returns a map and its elements that lead to a Service. For a Service with more than three
+    /// endpoints, this is its element in `service-ips`.
     pub(super) fn flat_elements(
         &mut self,
         at: SocketAddrV4,
@@ -118,8 +118,9 @@ impl Tables {
     }
 }
 
-/// Returns the endpoints of each Service. `count` returns the number of endpoints from which the
-/// rules choose, or `None` if packets do not reach the Service.
+/// Returns the endpoints of each Service, from the elements of an endpoint map. `count` returns the
+/// number from which the rules choose a Service's endpoint, or `None` if no packet gets to this
+/// map.
 fn of_services(
     elements: Vec<Element>,
     count: impl Fn(SocketAddrV4) -> Option<u32>,
@@ -137,8 +138,8 @@ fn of_services(
     let mut servers = Servers::new();
     for (at, ends) in found {
         if let Some(count) = count(at) {
-            // The rules choose a number below `count`, and drop the packet if the map has no such
-            // key. So the Service is complete only if every number is present.
+            // The rules choose a number below `count`, and drop the packet if the map lacks it. So
+            // a Service works only with an element for every number.
             let is_whole = ends.keys().copied().eq(0..count);
             let ends = ends.into_values().filter(|_| is_whole);
             servers.insert(at, ends.collect());
@@ -147,7 +148,7 @@ fn of_services(
     Ok(servers)
 }
 
-/// Parses the number of endpoints from a chain name: `endpoints-of-tcp-4`.
+/// Returns N in the name of a chain `endpoints-of-tcp-N`.
 fn choices(chain: &str) -> Result<u32> {
     let count = chain
         .strip_prefix("endpoints-of-tcp-")
@@ -160,13 +161,14 @@ fn service_key(at: SocketAddrV4) -> Vec<u8> {
     [at.ip().octets(), [PROTOCOL_TCP, 0, 0, 0], [high, low, 0, 0]].concat()
 }
 
-/// Returns the map key of a Service's endpoint with this number.
+/// Returns the key of the endpoint map for the endpoint with this number of the Service at `at`.
 fn slot(number: u32, at: SocketAddrV4) -> Vec<u8> {
     let [high, low] = at.port().to_be_bytes();
     [number.to_ne_bytes(), at.ip().octets(), [high, low, 0, 0]].concat()
 }
 
-/// Parses a map key: the endpoint's number, and the Service's address and port.
+/// Parses the key of an endpoint map into the endpoint's number, and the Service's address and
+/// port.
 fn served(key: &[u8]) -> Option<(u32, SocketAddrV4)> {
     let (number, at) = key.split_first_chunk::<4>()?;
     Some((u32::from_ne_bytes(*number), endpoint(at)?))

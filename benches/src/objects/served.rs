@@ -1,15 +1,15 @@
-//! Adds fields that no kube-proxy reads: field managers, owners, the pods behind endpoints.
-//! Controllers and the API server write such fields. The values are from a kubeadm cluster with
-//! Kubernetes 1.36, with different names.
+//! Fields that no kube-proxy reads, but that controllers and the API server write: field managers,
+//! owners, target pods. They give the objects a realistic size. The values come from a kubeadm
+//! cluster with Kubernetes 1.36, with other names.
 
 use serde_json::{Map, Value, json};
 
-/// Timestamp in all fields that contain a time.
+/// Timestamp in every time field of the objects.
 const TIME: &str = "2026-11-22T10:00:00Z";
-/// Zones of the nodes.
+/// Zones over which the nodes are distributed.
 const ZONES: [&str; 3] = ["zone-a", "zone-b", "zone-c"];
 
-/// Adds the fields that a Service has after `kubectl apply`.
+/// Adds the fields that a Service has after `kubectl apply`, such as its field managers.
 pub(super) fn service(service: &mut Value) {
     let fields = json!({
         "f:metadata": { "f:annotations": { ".": {}, "f:kubectl.kubernetes.io/last-applied-configuration": {} } },
@@ -34,7 +34,7 @@ pub(super) fn service(service: &mut Value) {
     manage(metadata, "kubectl-client-side-apply", "v1", &fields);
 }
 
-/// Adds the fields that the EndpointSlice controller writes into a slice.
+/// Adds the fields that the EndpointSlice controller writes, such as the owner and the target pods.
 pub(super) fn slice(slice: &mut Value, owner: &str) {
     let uid = uid(owner);
     let fields = json!({
@@ -95,7 +95,7 @@ fn manage(metadata: &mut Map<String, Value>, manager: &str, api_version: &str, f
     metadata.insert("managedFields".into(), managed);
 }
 
-/// Returns a UUID derived from a name. Like a real UUID, it does not compress.
+/// Returns a UUID that depends only on `name`. Like a random UUID, it does not compress.
 fn uid(name: &str) -> String {
     // FNV-1a, 128 bits.
     let hash = name.bytes().fold(

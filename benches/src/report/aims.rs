@@ -1,4 +1,4 @@
-//! The performance aims, and the result of this run for each aim.
+//! Compares the figures of a run with the performance aims.
 
 use std::fmt::Write as _;
 
@@ -9,22 +9,20 @@ use super::{anatomy, api};
 use crate::objects::{Objects, changed};
 use crate::schema::{Axis, Cell, CellFigures, Outcome, Report, Size};
 
-/// The performance aims, one per paragraph. The first line is the text, and the second line the
-/// kind of comparison with its bound. The other lines name the figures to compare, which `axes.txt`
-/// defines.
+/// Performance aims, one in each paragraph. The first line is the aim's text. The second has the
+/// kind of comparison and its bound. The other lines name figures of `axes.txt` to compare.
 const AIMS: &str = include_str!("aims.txt");
 
-/// Text of a figure, and true if the figure meets its aim. The flag is `None` if the aim has no
-/// bound.
+/// Figure for an aim as text, and true if it meets the aim. `None` if the aim has no bound.
 type Figure = (String, Option<bool>);
 
-/// Text of a performance aim, and its figure if this run measured it.
+/// A performance aim, and its figure if this run measured it.
 struct Aim {
     text: &'static str,
     figure: Option<Figure>,
 }
 
-/// Draws a table of the measured aims. Returns an empty text if this run has no figure for any aim.
+/// Returns a table of the aims for which this run has figures. Empty if there are none.
 pub(super) fn table(report: &Report) -> String {
     let aims = aims(report);
     let all = aims.len();
@@ -71,7 +69,7 @@ fn aims(report: &Report) -> Vec<Aim> {
     AIMS.split("\n\n").filter_map(aim).collect()
 }
 
-/// Computes the figure of an aim from the report's figures that `rows` names.
+/// Computes the figure for an aim of this kind from the figures that `rows` name.
 fn figure(report: &Report, kind: &[&str], rows: &[&str]) -> Option<Figure> {
     let cell = |at: usize| {
         let mut words = rows.get(at).map_or("", |row| row).split(" | ");
@@ -113,8 +111,7 @@ fn figure(report: &Report, kind: &[&str], rows: &[&str]) -> Option<Figure> {
     }
 }
 
-/// Returns the value of a figure for one program and size. `title` is the title of the figure's own
-/// table.
+/// Returns the value of the figure `title` of an axis, for one subject and size.
 fn point(report: &Report, axis: Axis, title: &str, subject: &str, size: &str) -> point::Cell {
     match (metric(axis, title), size.parse::<Size>()) {
         (Some(metric), Ok(size)) => cell(report, metric, subject, size),
@@ -131,13 +128,14 @@ fn unit_of(row: &str) -> &'static str {
     found.map_or("", |one| one.unit.name())
 }
 
-/// Returns the metric that a table with this title shows.
+/// Returns the metric with this title of an axis.
 fn metric(axis: Axis, title: &str) -> Option<&'static Metric> {
     let mut all = SHOWN.iter();
     all.find(|one| one.axis == axis && one.title == title)
 }
 
-/// Returns the ratio of our figure and a base, with both figures in `unit`.
+/// Returns our figure divided by another, with both as text. It meets the aim if the ratio is at
+/// most `most`.
 fn ratio(ours: Option<f64>, base: Option<f64>, unit: &str, most: f64) -> Option<Figure> {
     let (ours, base) = (ours?, base.filter(|base| *base > 0.0)?);
     let figure = format!(
@@ -149,7 +147,7 @@ fn ratio(ours: Option<f64>, base: Option<f64>, unit: &str, most: f64) -> Option<
     Some((figure, Some(ours / base <= most)))
 }
 
-/// Returns the ratio of two figures, for an aim without a bound.
+/// Returns our figure divided by another, for an aim without a bound.
 fn compared(ours: Option<f64>, base: Option<f64>, unit: &str) -> Option<Figure> {
     ratio(ours, base, unit, f64::INFINITY).map(|(figure, _)| (figure, None))
 }
@@ -158,7 +156,8 @@ fn below(value: Option<f64>, unit: &str, most: f64) -> Option<Figure> {
     value.map(|value| (format!("{} {unit}", short(value)), Some(value < most)))
 }
 
-/// Returns the number of milliseconds by which our time exceeds the bare loader's time.
+/// Returns the time by which our daemon takes longer than the bare loader, in milliseconds. It
+/// meets the aim if it is at most `most`.
 fn own(ours: Option<f64>, floor: Option<f64>, most: f64) -> Option<Figure> {
     let own = ours? - floor?;
     Some((format!("{} ms", short(own)), Some(own <= most)))
@@ -171,7 +170,7 @@ fn surplus(addresses: Option<f64>, routes: Option<f64>) -> Option<Figure> {
     Some((format!("{} s ({percent:+.0} %)", short(more)), None))
 }
 
-/// Returns the bare loader's time for 50,000 Services, in total and for its main parts.
+/// Returns the time of the bare loader for 50,000 Services: in total, and for its largest parts.
 fn tables(report: &Report) -> Option<Figure> {
     let part = |name: &'static str| {
         let of = |one: &CellFigures| one.figures.get(name).copied();
@@ -201,8 +200,8 @@ fn tables(report: &Report) -> Option<Figure> {
     Some((text, None))
 }
 
-/// Compares the nanoseconds by which our time and the time of bare IPVS grow from one size to a
-/// larger size.
+/// Compares how much the time of a packet grows from one size to a larger one (in nanoseconds):
+/// with our daemon, and with bare IPVS.
 fn growth(ours: [Option<f64>; 2], bare: [Option<f64>; 2]) -> Option<Figure> {
     let by = |[from, to]: [Option<f64>; 2]| Some(to? - from?);
     let (ours, bare) = (by(ours)?, by(bare)?);
@@ -210,16 +209,15 @@ fn growth(ours: [Option<f64>; 2], bare: [Option<f64>; 2]) -> Option<Figure> {
     Some((figure, Some(ours <= 1.5 * bare.max(0.0))))
 }
 
-/// Returns the milliseconds by which our time and the bare loader's time grow from one size to a
-/// larger size.
+/// Compares how much the time grows from one size to a larger one (in milliseconds): of our daemon,
+/// and of the bare loader.
 fn grown(ours: [Option<f64>; 2], bare: [Option<f64>; 2]) -> Option<Figure> {
     let by = |[from, to]: [Option<f64>; 2]| Some(short(to? - from?));
     let figure = format!("{} ms, bare loader {} ms", by(ours)?, by(bare)?);
     Some((figure, None))
 }
 
-/// Compares our rate with another rate. Our rate may be lower by 5 %, or by the spread of the
-/// repeats if the spread is larger.
+/// Compares two rates. Ours may be lower by 5 %, or by the spread of the repeats if this is larger.
 fn equal(ours: &point::Cell, base: &point::Cell) -> Option<Figure> {
     let (point::Cell::Point(ours), point::Cell::Point(base)) = (ours, base) else {
         return None;
@@ -230,8 +228,8 @@ fn equal(ours: &point::Cell, base: &point::Cell) -> Option<Figure> {
     Some((figure, Some(ratio >= 1.0 - noise)))
 }
 
-/// Returns the number of messages with which our IPVS mode writes to the kernel during a restart,
-/// at the largest counted size.
+/// Returns the number of netlink messages by which IPVS mode writes to the kernel during a restart,
+/// at the largest size for which they were counted.
 fn writes(report: &Report) -> Option<Figure> {
     let (_, measured) = counted(report, Axis::Restart)?;
     let counts = measured.counts.as_ref()?;
@@ -241,13 +239,13 @@ fn writes(report: &Report) -> Option<Figure> {
     Some((figure, Some(writes + tables == 0)))
 }
 
-/// Returns the number of messages with which our IPVS mode writes to the kernel for each replaced
-/// endpoint, grouped by type.
+/// Returns the number of netlink messages by which IPVS mode writes to the kernel for each replaced
+/// endpoint, by type of message.
 fn writes_for_change(report: &Report) -> Option<Figure> {
     let (cell, measured) = counted(report, Axis::Change)?;
     let counts = measured.counts.as_ref()?;
     if counts.writes_by_name.is_empty() && counts.netlink_writes > 0 {
-        // This run recorded only the total number of messages, not their types.
+        // This run is from a version that counted only the total number of messages.
         return None;
     }
     let of_step = |turn: &u32| {
@@ -279,8 +277,8 @@ fn writes_for_change(report: &Report) -> Option<Figure> {
     Some((figure, Some(is_met)))
 }
 
-/// Returns the cell that counted the system calls of our IPVS mode on an axis, with its figures.
-/// Among several sizes, chooses the cell with the most Services.
+/// Returns the cell (benchmark run) of IPVS mode in which strace counted on this axis, with its
+/// figures. Of several sizes, takes the one with the most Services.
 fn counted(report: &Report, axis: Axis) -> Option<(&Cell, &CellFigures)> {
     let ours = report.measurements.iter().filter(|one| {
         one.cell.axis == axis && one.cell.is_counting && one.cell.subject.name == "ipvs"

@@ -1,5 +1,5 @@
-//! Tables on the first packet of a flow: the cost of each part of a mode's rules, and a comparison
-//! of complete modes.
+//! Report tables about the first packet of a flow: the time that each part of a mode's rules adds,
+//! and a comparison of complete modes.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,11 @@ use crate::schema::{
     Axis, Cell, CellFigures, Distribution, NAT_ALONE, NATIVE, Outcome, Report, Size, WHOLE,
 };
 
-/// Name of the mode with which the tables compare all other modes.
+/// Name of the mode to which all other modes are compared.
 const BASE: &str = "iptables";
 
-/// Fastest block of packets in a mode, and the fastest block of iptables mode in the same kernel.
+/// Time per packet in the fastest block of a mode, and in the fastest block of iptables mode on the
+/// same kernel.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Against {
     pub(super) best: f64,
@@ -25,8 +26,8 @@ impl Against {
     }
 }
 
-/// Compares a complete mode with iptables mode, at one Service. Returns the figures of the kernel
-/// with the median ratio, among all kernels that ran both modes.
+/// Compares a complete mode with iptables mode, with one Service. Of all kernels that ran both,
+/// returns the one with the median ratio.
 pub(super) fn against(report: &Report, subject: &str) -> Option<Against> {
     of_kernels(report, &format!("{WHOLE}{subject}"), |_| true)
 }
@@ -55,8 +56,7 @@ fn of_kernels(report: &Report, name: &str, is_meant: fn(&Cell) -> bool) -> Optio
     found.get(found.len() / 2).copied()
 }
 
-/// Draws a table of all modes that a daemon has programmed completely. The last row is the cost
-/// without rules.
+/// Returns a table of all complete modes. The last row has the time without any rule.
 pub(super) fn whole(report: &Report) -> String {
     let mut names: Vec<&str> = report
         .measurements
@@ -78,7 +78,7 @@ pub(super) fn whole(report: &Report) -> String {
     if rows.is_empty() {
         return String::new();
     }
-    // The last row needs a kernel without an iptables table. The runs with rules in nftables have
+    // The last row needs a kernel without iptables tables. IPVS mode with nftables rules runs on
     // such a kernel.
     let bare = of_kernels(report, NAT_ALONE, |cell| cell.subject.kind.has(NATIVE));
     let what = "IPVS, connection tracking and translation of addresses, no rule".to_owned();
@@ -105,14 +105,14 @@ fn row(name: String, found: Against) -> Vec<String> {
     ]
 }
 
-/// Returns the name of a series without its leading number.
+/// Returns the name of a series without the number at its start.
 fn title(step: &str) -> &str {
     step.split_once(' ').map_or(step, |(_, name)| name)
 }
 
-/// Draws a table and a chart of the cost that each part of a mode's rules adds.
+/// Returns a table, and a chart if possible, of the time that each part of a mode's rules adds.
 pub(super) fn pieces(report: &Report, subject: &str, size: Size) -> (String, Option<String>) {
-    // Merges the repeats of a step, as if each repeat had measured more blocks of packets.
+    // Combines the repeats of a step, as if one run had measured all their blocks.
     let mut steps: BTreeMap<&str, Vec<&Distribution>> = BTreeMap::new();
     let of_both = measured(report, Axis::Anatomy, size);
     for (_, measured) in of_both.filter(|(name, _)| *name == subject) {
@@ -131,7 +131,7 @@ pub(super) fn pieces(report: &Report, subject: &str, size: Size) -> (String, Opt
         let least = of(|one| one.min).first().copied().unwrap_or_default();
         let medians = of(|one| one.p50);
         let median = medians.get(medians.len() / 2).copied().unwrap_or_default();
-        // In the slowest tenth of the blocks, other work of the VM interrupted the packets. So the
+        // In the slowest tenth of the blocks, other work in the VM interrupted the packets. So the
         // highest shown value is the 90th percentile.
         let high = of(|one| one.p90).last().copied().unwrap_or_default();
         let added = |now: f64, before: Option<f64>| {

@@ -1,4 +1,5 @@
-//! Table of the load on the API server, by occasion.
+//! Report tables about the load that a kube-proxy puts on the API server, by occasion (such as a
+//! restart).
 
 use super::comparison::{self, Pair};
 use super::point::{sizes, subjects};
@@ -6,7 +7,7 @@ use super::table::{short, table};
 use super::{measured, services};
 use crate::schema::{Axis, Report, RequestOccasion, ServerCost, Size};
 
-/// A column of the table: its name, and the function that returns its value.
+/// A row of the table: its name, and the function that returns its value.
 type Column = (&'static str, fn(&ServerCost) -> f64);
 
 #[allow(clippy::cast_precision_loss, reason = "below 2^52")]
@@ -17,10 +18,10 @@ const COLUMNS: [Column; 4] = [
     ("CPU of the server, ms", |cost| cost.cpu_s * 1e3),
 ];
 
-/// Ratio up to which two byte counts are considered equal.
+/// Ratio of two byte counts up to which they count as equal.
 const NOISE: f64 = 1.05;
 
-/// Draws a table for each size.
+/// Returns one table of the load on the API server for each size.
 pub(super) fn tables(report: &Report) -> String {
     let names = subjects(report, Axis::Api);
     let pairs = comparison::pairs(report);
@@ -63,7 +64,7 @@ pub(super) fn tables(report: &Report) -> String {
     text
 }
 
-/// Formats a number: whole numbers without decimals, other figures with their significant digits.
+/// Formats an integer without decimals, and any other number with its significant digits.
 fn written(value: f64) -> String {
     if value.fract() == 0.0 {
         format!("{value:.0}")
@@ -72,7 +73,7 @@ fn written(value: f64) -> String {
     }
 }
 
-/// Returns the name of an occasion. Adds the number of clients or changes, if the occasion has one.
+/// Returns the name of an occasion, with the number of clients or changes if it has one.
 fn told(report: &Report, size: Size, occasion: RequestOccasion) -> String {
     let figure = |name: &str| {
         let mut all = measured(report, Axis::Api, size);
@@ -90,7 +91,8 @@ fn told(report: &Report, size: Size, occasion: RequestOccasion) -> String {
     occasion.name().to_owned() + &count.unwrap_or_default()
 }
 
-/// Returns the median of a value over all repeats of a measured program.
+/// Returns the median of a value over all repeats of a subject on this occasion, or `None` if none
+/// has it.
 fn median(
     report: &Report,
     subject: &str,
@@ -105,8 +107,8 @@ fn median(
     values.get(values.len() / 2).copied()
 }
 
-/// Returns the ratio of our kube-proxy's byte count to that of each other kube-proxy on each
-/// occasion, at the largest size. Also returns true if no ratio exceeds [`NOISE`].
+/// Returns our daemon's bytes divided by another kube-proxy's, for each pair and occasion at the
+/// largest size. Also returns true if no ratio exceeds [`NOISE`].
 pub(super) fn bytes(report: &Report) -> Option<(String, Option<bool>)> {
     let size = *sizes(report, Axis::Api).last()?;
     let (_, bytes) = COLUMNS.first()?;

@@ -1,4 +1,4 @@
-//! Descriptions of the axes (measured quantities) and of their figures, from `axes.txt`.
+//! Reads the descriptions of axes (measured quantities) and of their figures from `axes.txt`.
 
 use std::sync::LazyLock;
 
@@ -7,7 +7,7 @@ use crate::schema::{Axis, Cell, CellFigures, Distribution, RequestOccasion};
 
 const TEXT: &str = include_str!("axes.txt");
 
-/// Returns the section of an axis in `axes.txt`: its title, then the explanation and the figures.
+/// Returns an axis's section of `axes.txt`: its title, and its text with the list of figures.
 fn section(axis: Axis) -> (&'static str, &'static str) {
     let mut sections = TEXT.split("\n\n").filter_map(|text| text.split_once(": "));
     let (_, section) = sections
@@ -16,19 +16,19 @@ fn section(axis: Axis) -> (&'static str, &'static str) {
     section.split_once('\n').expect("a section has two lines")
 }
 
-/// Returns the heading of an axis.
+/// Returns the title of an axis, for its heading.
 pub(super) fn title(axis: Axis) -> &'static str {
     section(axis).0
 }
 
-/// Returns the explanation of an axis as Markdown: the lines above its figures.
+/// Returns the explanation of an axis as Markdown, without its list of figures.
 pub(super) fn explained(axis: Axis) -> String {
     let lines = section(axis).1.lines();
     let lines: Vec<&str> = lines.take_while(|line| !line.starts_with("- ")).collect();
     lines.join("\n")
 }
 
-/// Describes the work during which a cell counted system calls, such as `100 changes`.
+/// Describes what the subject did while strace counted its system calls, such as `100 changes`.
 pub(super) fn counted(cell: &Cell, measured: &CellFigures) -> String {
     match (cell.axis, measured.figures.get("steps")) {
         (Axis::Add, Some(steps)) => format!("{steps:.0} Services more"),
@@ -40,10 +40,11 @@ pub(super) fn counted(cell: &Cell, measured: &CellFigures) -> String {
     }
 }
 
-/// Title of the figure for the duration of a cold start.
+/// Title of the figure with the duration of a cold start.
 pub(super) const COLD: &str = "time until the kernel has all entries";
 
-/// All figures that have their own table. The first figure of an axis also has a chart.
+/// All figures that can have a table of their own, by axis. The first of each axis also gets a
+/// chart.
 pub(super) static SHOWN: LazyLock<Vec<Metric>> = LazyLock::new(|| {
     let of_axis = |axis| {
         let rows = section(axis).1.lines();
@@ -52,7 +53,7 @@ pub(super) static SHOWN: LazyLock<Vec<Metric>> = LazyLock::new(|| {
     Axis::all().flat_map(of_axis).collect()
 });
 
-/// Figures in the report's main table.
+/// Figures in the main table of the report.
 pub(super) static HEADLINE: LazyLock<Vec<Metric>> = LazyLock::new(|| {
     let rows = TEXT.lines().filter_map(|row| row.strip_prefix("= "));
     let rows = rows.filter_map(|row| row.split_once(" | "));
@@ -72,12 +73,11 @@ fn metric(axis: Axis, row: &'static str) -> Metric {
     }
 }
 
-/// The measured value of a cell from which a figure comes.
+/// Place of a figure's value in the results of a cell (benchmark run).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct FigureSource {
     statistic: &'static str,
-    /// Names of a series or figure, separated by `/`. The value comes from the first name that the
-    /// cell has.
+    /// Names of series or figures, separated by `/`. The first that the cell has counts.
     names: &'static str,
 }
 
@@ -87,8 +87,7 @@ impl FigureSource {
         Self { statistic, names }
     }
 
-    /// Returns the value of this figure in a cell. Returns `None` if the cell does not have the
-    /// figure.
+    /// Returns the value of this figure in the results of a cell, or `None` if it has none.
     pub(super) fn value(self, one: &CellFigures) -> Option<f64> {
         let mut names = self.names.split('/');
         let mut series =

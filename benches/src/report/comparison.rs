@@ -1,6 +1,6 @@
-//! Compares our daemon with kube-proxies from other sources. Lists their versions, and the figures
-//! in which our daemon is not faster. The list comes from the measured data, so no author can omit
-//! an unfavourable figure.
+//! Compares our daemon with other kube-proxies. Lists their versions, and all figures in which our
+//! daemon is not ahead. The list is computed, so that no author can leave out an unfavourable
+//! figure.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -10,30 +10,29 @@ use super::table::{brief, short};
 use super::{Figure, services};
 use crate::schema::{Mode, Report, SubjectKind};
 
-/// Relative difference up to which two figures are considered equal, even if the spread of their
-/// repeats is smaller.
+/// Relative difference up to which two figures count as equal, even if their repeats spread less.
 const NOISE: f64 = 0.05;
 
-/// Names of another kube-proxy and of our daemon in the same mode with default flags.
+/// Names of our daemon with default flags, and of another kube-proxy in the same mode.
 pub(super) struct Pair<'a> {
     pub(super) ours: &'a str,
     pub(super) other: &'a str,
 }
 
-/// Result of comparing our figure with the same figure of another kube-proxy.
+/// Result of comparing our figure with another kube-proxy's.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
     Ahead,
-    /// The figures differ by no more than the spread of the repeats or [`NOISE`].
+    /// The difference is no larger than the spread of the repeats or [`NOISE`].
     Equal,
     Behind,
-    /// The comparison is impossible: both figures are missing, or the other kube-proxy's figure is
-    /// missing for a reason other than the time limit.
+    /// No comparison is possible: neither has a figure, or the other kube-proxy lacks it for
+    /// another reason than the time limit.
     Unknown,
 }
 
-/// Lists the figures in which our daemon is not faster than another kube-proxy in the same mode.
-/// Returns an empty text if the report has no other kube-proxy.
+/// Returns a list of the figures in which our daemon is not ahead of another kube-proxy in the same
+/// mode. Empty if no other kube-proxy was measured.
 pub(super) fn not_ahead(report: &Report, figures: &[Figure]) -> String {
     let mut text = String::new();
     for Pair { ours, other } in pairs(report) {
@@ -88,7 +87,7 @@ pub(super) fn not_ahead(report: &Report, figures: &[Figure]) -> String {
     text
 }
 
-/// Lists each other kube-proxy's version and the SHA-256 of its binary.
+/// Returns a list of the other kube-proxies, with the version and the SHA-256 of each binary.
 pub(super) fn files(report: &Report) -> String {
     let others = report.about.others.iter().map(|other| {
         let or = |text: &str| {
@@ -109,8 +108,7 @@ pub(super) fn files(report: &Report) -> String {
     }
 }
 
-/// Returns the names of the other kube-proxies that the run planned to measure, in the order of the
-/// columns.
+/// Returns the names of the other kube-proxies in the run's plan, in the order of the columns.
 pub(super) fn names(report: &Report) -> Vec<&str> {
     let names: BTreeSet<&str> = report
         .measurements
@@ -122,12 +120,12 @@ pub(super) fn names(report: &Report) -> Vec<&str> {
     columns.filter(|name| names.contains(name)).collect()
 }
 
-/// Returns true if the report has other kube-proxies.
+/// Returns true if the run planned to measure another kube-proxy.
 pub(super) fn are_there(report: &Report) -> bool {
     !names(report).is_empty()
 }
 
-/// Returns each other kube-proxy paired with our daemon in the same mode, in the order of the
+/// Returns pairs of our daemon and another kube-proxy in the same mode, in the order of the
 /// columns.
 pub(super) fn pairs(report: &Report) -> Vec<Pair<'_>> {
     let mode = |name: &str| mode(report, |subject, kind| subject == name && kind.is_other());
@@ -149,7 +147,7 @@ pub(super) fn pairs(report: &Report) -> Vec<Pair<'_>> {
         .collect()
 }
 
-/// Returns the name and mode of the first kube-proxy that `is_it` accepts.
+/// Returns the first kube-proxy that `is_it` accepts, by name and mode.
 fn mode(report: &Report, is_it: impl Fn(&str, &SubjectKind) -> bool) -> Option<(&str, Mode)> {
     report.measurements.iter().find_map(|one| {
         let subject = &one.cell.subject;

@@ -1,8 +1,8 @@
-//! The report: `report.md`, and charts as SVG. All of it is drawn from `report.json`.
+//! Writes the report (`report.md`) and its charts (SVG) from the data in `report.json`.
 //!
-//! Each figure is the median of its repeats, with the best repeat and the spread. A cell that
-//! exceeded its time limit, had a wrong state or failed shows this outcome instead of a figure. The
-//! end of the report lists the reasons.
+//! Each figure is the median of the repeats, with the best repeat and the spread. If a cell (one
+//! benchmark run) took too long, left a wrong kernel state or failed, the report says so instead.
+//! Reasons are at its end.
 
 mod aims;
 mod anatomy;
@@ -27,11 +27,10 @@ use charts::Line;
 use point::{Cell, Metric, Unit, cell, sizes, subjects};
 use table::{brief, count, full, short, table};
 
-/// Names of the measurements with which the report compares our daemon. The report also compares
-/// our daemon with other kube-proxies.
+/// Names of the subjects with which the report compares our daemon, besides other kube-proxies.
 const BASES: [&str; 4] = ["floor", "tools", "iptables", "bare-ipvs"];
 
-/// Names of columns, each with its explanation.
+/// Headings of columns, each with the explanation that the report prints.
 const COLUMNS: [(&str, &str); 16] = [
     ("ipvs", "our daemon in IPVS mode"),
     ("ipvs-route", "IPVS mode with `--ipvs-vip-mode=route`"),
@@ -78,8 +77,7 @@ const COLUMNS: [(&str, &str); 16] = [
     ),
 ];
 
-/// Returns the heading of a program's column. Most headings equal the program's name on the command
-/// line (`--subjects`).
+/// Returns the heading of a subject's column. Usually, it is the name that `--subjects` accepts.
 fn heading(name: &str) -> &str {
     match name {
         "floor" => "bare-loader",
@@ -90,27 +88,27 @@ fn heading(name: &str) -> &str {
     }
 }
 
-/// Text above the list of figures in which our daemon is not faster.
+/// Text above the list of those figures in which our daemon is not ahead.
 const BESIDE: &str = "The comparison covers the main figure of each section. *Ahead* means better by more than 5 %, and by more than the \
     spread of the repeats.\n\n";
 
-/// Reason why a kube-proxy that the command line gives has no column in the report.
+/// Reason why the report has no column for a kube-proxy of the command line.
 const NOT_NAMED: &str = "it was given by --kube-proxy, and --subjects does not name it";
 
-/// A figure of the report.
+/// A figure that the report shows for one size.
 struct Figure {
-    /// Title of the figure, without the unit.
+    /// Title of the figure, without its unit.
     title: String,
     metric: &'static Metric,
     size: Size,
 }
 
-/// Introduction of the page that shows only the main figures, with a link to all figures.
+/// Introduction of the published page, which has only the main figures.
 const MAIN_FIGURES: &str = "For readers who compare the speed of kube-proxies. [The last section](#the-run) explains the cells. \
     [report.json](report.json) has the data.\n\n";
 
-/// Writes `report.md` and its charts into `folder`. If `is_whole` is false, writes only the main
-/// figures.
+/// Writes `report.md` and its charts to `folder`. Without `is_whole`, writes only the main figures,
+/// for publishing.
 pub(crate) fn draw(report: &Report, folder: &Path, is_whole: bool) -> Result<()> {
     let write = |name: &str, text: &str| {
         let file = folder.join(name);
@@ -192,8 +190,8 @@ pub(crate) fn draw(report: &Report, folder: &Path, is_whole: bool) -> Result<()>
     write("report.md", &lab::pages::wrapped(&text))
 }
 
-/// Returns true if the published report includes this secondary figure, because an operator needs
-/// it. docs/sizing.md has the memory of a cold start.
+/// Returns true if the published report has a table of this secondary figure, because operators
+/// need it. (The memory of a cold start is in docs/sizing.md.)
 fn is_of_use(metric: &Metric) -> bool {
     let figures: &[&str] = match metric.axis {
         Axis::Idle => return true,
@@ -213,7 +211,7 @@ fn repeats(report: &Report) -> u32 {
     counted.map(|one| one.cell.repeat + 1).max().unwrap_or(0)
 }
 
-/// Returns the kernel version or versions that the VMs reported.
+/// Returns the versions of the kernels that the VMs reported, usually one.
 fn kernel(report: &Report) -> String {
     let kernels: BTreeSet<&str> = report
         .measurements
@@ -306,7 +304,7 @@ fn not_shown(report: &Report) -> String {
     text
 }
 
-/// Draws the main table: one row per figure and size, one column per measured program.
+/// Returns the main table: a row for each figure and size, a column for each subject.
 fn main_table(report: &Report) -> String {
     let names: Vec<&str> = report
         .about
@@ -357,14 +355,13 @@ fn main_table(report: &Report) -> String {
     text + "\n"
 }
 
-/// Returns the figures of the main table.
+/// Returns the figures in the main table, by size.
 fn main_figures(report: &Report) -> Vec<Figure> {
     let are_others = comparison::are_there(report);
     let mut figures = Vec::new();
     for metric in HEADLINE.iter() {
         let mut sizes = sizes(report, metric.axis);
-        // If no other kube-proxy was measured, figures at 1,000 Services would only repeat other
-        // tables of the report.
+        // Without another kube-proxy, figures for 1,000 Services would only repeat other tables.
         let is_main =
             |&size: &Size| is_main(metric.axis, size) && (are_others || size.services != 1_000);
         if sizes.iter().any(is_main) {
@@ -379,7 +376,7 @@ fn main_figures(report: &Report) -> Vec<Figure> {
     figures
 }
 
-/// Returns the first figure of each axis, at all sizes.
+/// Returns the first figure of each axis for all its sizes.
 fn first_figures(report: &Report) -> Vec<Figure> {
     let first = |axis| SHOWN.iter().find(|one| one.axis == axis);
     let mut figures = Vec::new();
@@ -398,13 +395,13 @@ fn services(size: Size) -> String {
     format!("{} × {}", count(size.services), count(size.endpoints))
 }
 
-/// Returns true if a cell has figures, a wrong state or a failure.
+/// Returns true if a table cell has a figure, or says that the state was wrong or the run failed.
 fn has_result(cell: &Cell) -> bool {
     matches!(cell, Cell::Point(_) | Cell::Wrong | Cell::Failed)
 }
 
-/// Returns true if the main table has all figures of a metric's own table. With several repeats,
-/// only the metric's own table has the best repeat and the spread.
+/// Returns true if the main table has all values of a metric, so that the metric needs no table of
+/// its own. With several repeats it does, for the best repeat and the spread.
 fn is_in_main_table(report: &Report, metric: &Metric) -> bool {
     let main = main_figures(report);
     let has_row = |size: Size| {
@@ -423,13 +420,13 @@ fn is_in_main_table(report: &Report, metric: &Metric) -> bool {
     repeats(report) <= 1 && sizes.all(has_row)
 }
 
-/// Draws a table of one figure, for all measured programs, and a table of ratios. Omits sizes
-/// without a result.
+/// Returns a table of one metric by size and subject, and a table of ratios. Omits sizes without
+/// results.
 fn figures(report: &Report, metric: &Metric, has_figures: bool, has_ratios: bool) -> String {
     let names = subjects(report, metric.axis);
     let sizes = sizes(report, metric.axis);
     let of = |name: &str, size| cell(report, metric, name, size);
-    // Omits programs that have no figure at any size. The end of the report lists the reasons.
+    // Omits subjects without a figure at any size. The end of the report has the reasons.
     let has_figure = |name: &str, size| {
         !matches!(of(name, size), Cell::Absent | Cell::Skipped)
             && (has_ratios || !matches!(of(name, size), Cell::Over(_)))
@@ -438,8 +435,8 @@ fn figures(report: &Report, metric: &Metric, has_figures: bool, has_ratios: bool
         .into_iter()
         .filter(|name| sizes.iter().any(|&size| has_figure(name, size)))
         .collect();
-    // The number of Services has no effect on a direct connection to a pod, so the run measures it
-    // at only one size.
+    // A direct connection to a pod does not depend on the number of Services, so a run measures it
+    // at one size only.
     let is_direct_alone = names == ["direct"];
     let sizes: Vec<Size> = sizes
         .into_iter()
@@ -478,7 +475,7 @@ fn figures(report: &Report, metric: &Metric, has_figures: bool, has_ratios: bool
         text.push_str(&table(&head, &row(&cells)));
     }
 
-    // Returns true if the table has a column for the ratio of `ours` to `base`.
+    // Returns true if the table of ratios has a column for `ours` divided by `base`.
     let others = comparison::names(report);
     let counterparts = comparison::pairs(report);
     let is_base = |ours: &str, base: &str| match ours {
@@ -526,7 +523,7 @@ fn figures(report: &Report, metric: &Metric, has_figures: bool, has_ratios: bool
     text
 }
 
-/// Draws a chart with a line for each measured program over the number of Services. Uses only the
+/// Returns a chart of a metric over the number of Services, with a line for each subject. Uses only
 /// sizes with the fewest endpoints per Service.
 fn chart(report: &Report, metric: &Metric) -> Option<String> {
     let all = sizes(report, metric.axis);
@@ -570,14 +567,14 @@ fn chart(report: &Report, metric: &Metric) -> Option<String> {
     charts::lines(&title, metric.unit.name(), &lines)
 }
 
-/// Returns every pair of a measured program and a size.
+/// Returns all pairs of a subject and a size.
 fn pairs<'a>(subjects: Vec<&'a str>, sizes: &[Size]) -> impl Iterator<Item = (&'a str, Size)> {
     subjects
         .into_iter()
         .flat_map(|subject| sizes.iter().map(move |size| (subject, *size)))
 }
 
-/// Returns the names of the programs measured on an axis at a size, with their figures.
+/// Returns the subjects measured on an axis at one size, each with its figures.
 fn measured(report: &Report, axis: Axis, size: Size) -> impl Iterator<Item = (&str, &CellFigures)> {
     let of_axis = report
         .measurements
@@ -589,8 +586,8 @@ fn measured(report: &Report, axis: Axis, size: Size) -> impl Iterator<Item = (&s
     })
 }
 
-/// Draws a table of the time that the bare loader and the kernel's tools spend on each part. Both
-/// programs print these times as lines `write_NAME_s`.
+/// Returns a table of the time that the bare loader and the kernel's tools spend on each part
+/// (`write_NAME_s` in their output).
 fn parts(report: &Report, axis: Axis) -> String {
     let mut values: BTreeMap<(&str, Size), BTreeMap<&str, Vec<f64>>> = BTreeMap::new();
     for one in &report.measurements {
@@ -636,7 +633,7 @@ fn parts(report: &Report, axis: Axis) -> String {
     table(&head, &rows)
 }
 
-/// Draws a table of the system calls and messages that strace counted.
+/// Returns a table of the system calls and messages that strace counted.
 fn counted(report: &Report) -> String {
     let number = |value: u64| count(u32::try_from(value).unwrap_or(u32::MAX));
     let mut rows = Vec::new();
@@ -684,7 +681,7 @@ fn counted(report: &Report) -> String {
     )
 }
 
-/// Lists the cells without figures, with the reason for each.
+/// Returns a list of the cells (benchmark runs) without figures, with the reasons.
 fn not_measured(report: &Report) -> String {
     let mut rows = Vec::new();
     for one in &report.measurements {
@@ -755,7 +752,7 @@ fn not_measured(report: &Report) -> String {
     text
 }
 
-/// Returns the skipped cells, grouped by measured program and reason.
+/// Returns the skipped cells (benchmark runs), grouped by subject and reason.
 fn left_out(report: &Report) -> BTreeMap<(&str, &str), Vec<&crate::schema::Cell>> {
     let mut left_out: BTreeMap<(&str, &str), Vec<&crate::schema::Cell>> = BTreeMap::new();
     for one in &report.measurements {
@@ -767,8 +764,8 @@ fn left_out(report: &Report) -> BTreeMap<(&str, &str), Vec<&crate::schema::Cell>
     left_out
 }
 
-/// Draws a table of the additional time for Service addresses on a link, compared with local
-/// routes. The kernel causes this difference.
+/// Returns a table of the time that Service addresses on a link take longer than local routes. This
+/// time is spent in the kernel.
 fn surplus(report: &Report) -> String {
     let Some(metric) = HEADLINE.iter().find(|one| one.axis == Axis::Cold) else {
         return String::new();

@@ -1,22 +1,22 @@
-//! Points of the report. A point combines the repeats of one axis, measured program and size.
+//! Points of the report: each combines the repeats of one axis, subject and size.
 
 use std::collections::BTreeSet;
 
 use super::axes::FigureSource;
 use crate::schema::{Axis, Measurement, Outcome, Report, Size, SubjectKind};
 
-/// A figure of an axis.
+/// A figure of an axis (measured quantity), as the report shows it.
 #[derive(Clone, Copy)]
 pub(super) struct Metric {
     pub(super) axis: Axis,
-    /// Title of the figure. The report puts the title of the axis in front.
+    /// Title of the figure, which the report shows after the title of the axis.
     pub(super) title: &'static str,
     pub(super) unit: Unit,
-    /// The measured value of a cell from which the figure comes.
+    /// Place of the value in the results of a cell (benchmark run).
     pub(super) of: FigureSource,
 }
 
-/// Unit of a figure. The unit also determines whether a higher figure is better.
+/// Unit of a figure, which also tells whether higher or lower is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unit {
     Seconds,
@@ -27,9 +27,9 @@ pub(super) enum Unit {
     GigabitsPerSecond,
     PerMinute,
     MillisecondsPerMinute,
-    /// Number of events. A higher number is better.
+    /// Number of events. Higher is better.
     Count,
-    /// Ratio to the direct connection's figure in the same VM. A higher ratio is better.
+    /// Ratio to the value of a direct connection in the same VM. Higher is better.
     Share,
 }
 
@@ -61,7 +61,7 @@ impl Unit {
             .map_or("", |(_, name)| name)
     }
 
-    /// Returns true if a higher figure is better.
+    /// Returns true if a higher value of this unit is better.
     pub(super) fn is_rate(self) -> bool {
         matches!(
             self,
@@ -70,34 +70,34 @@ impl Unit {
     }
 }
 
-/// Summary of the repeats of one figure, for one measured program and size.
+/// Summary of all repeats of one figure for a subject and a size.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Point {
     pub(super) median: f64,
-    /// The best repeat: the highest rate, or otherwise the lowest value.
+    /// Value of the best repeat: the highest rate, or the lowest of any other figure.
     pub(super) best: f64,
-    /// The worst repeat: the lowest rate, or otherwise the highest value.
+    /// Value of the worst repeat: the lowest rate, or the highest of any other figure.
     pub(super) worst: f64,
-    /// Relative spread of the repeats: (max - min) / median.
+    /// Spread of the repeats as a fraction: (max - min) / median.
     pub(super) spread: f64,
     pub(super) repeats: usize,
-    /// Number of repeats, including repeats without a figure.
+    /// Number of repeats, including those without a value.
     pub(super) tried: usize,
 }
 
-/// Content of one cell of a report table.
+/// Content of a cell in a report table.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Cell {
     Point(Point),
-    /// The cell exceeded its time limit, which was this many seconds.
+    /// The measurement exceeded its time limit, which was this many seconds.
     Over(u64),
-    /// The kernel's final state was wrong.
+    /// The measured program left a wrong state in the kernel.
     Wrong,
     /// The measurement failed.
     Failed,
-    /// The run skipped the cell. The end of the report has the reason.
+    /// The run skipped the measurement, for a reason that the end of the report gives.
     Skipped,
-    /// The run did not plan this cell.
+    /// The run did not plan this measurement.
     Absent,
 }
 
@@ -124,7 +124,7 @@ impl Cell {
     }
 }
 
-/// Returns the names of the programs measured on an axis, in the order of the columns.
+/// Returns the names of the subjects measured on an axis, in the order of the columns.
 pub(super) fn subjects(report: &Report, axis: Axis) -> Vec<&str> {
     let has = |name: &str| {
         report.measurements.iter().any(|one| {
@@ -136,7 +136,7 @@ pub(super) fn subjects(report: &Report, axis: Axis) -> Vec<&str> {
     names.filter(|name| has(name)).collect()
 }
 
-/// Returns the sizes at which the run measured an axis.
+/// Returns the sizes for which the run measured an axis.
 pub(super) fn sizes(report: &Report, axis: Axis) -> Vec<Size> {
     let of_axis = report
         .measurements
@@ -148,15 +148,15 @@ pub(super) fn sizes(report: &Report, axis: Axis) -> Vec<Size> {
     sizes
 }
 
-/// Returns a figure of a measured program at a size.
+/// Returns the table cell of a metric for one subject and size, from all repeats.
 pub(super) fn cell(report: &Report, metric: &Metric, subject: &str, size: Size) -> Cell {
     let all: Vec<&Measurement> = report
         .measurements
         .iter()
         .filter(|one| {
             let cell = &one.cell;
-            // `direct` is a connection without a Service. The number of Services has no effect on
-            // it, so the run measures it at only one size.
+            // The subject `direct` is a connection to a pod. It does not depend on the number of
+            // Services, so a run measures it at one size only.
             let is_size = cell.size == size || cell.subject.kind == SubjectKind::Direct;
             cell.axis == metric.axis && cell.subject.name == subject && is_size
         })

@@ -1,5 +1,5 @@
-//! Writes the tables of the page docs/sizing.md: memory and CPU time by number of Services and
-//! endpoints, and the resulting resource requests.
+//! Writes the tables of docs/sizing.md: memory and CPU time by number of Services and endpoints,
+//! and the resource requests that follow from them.
 
 use std::fmt::Write as _;
 
@@ -11,31 +11,31 @@ use super::table::{brief, table, with_spread};
 use super::{about, services};
 use crate::schema::{Axis, Report, Size, SubjectKind};
 
-/// Lines of the page before and after the generated tables.
+/// Lines of the page between which the generated tables are.
 const MARKERS: [&str; 2] = [
     "<!-- begin: `bench sizing` writes these tables -->\n",
     "<!-- end -->",
 ];
-/// Tables of the page: the heading, the axis, and the beginning of the figure's title. The first
-/// figure determines the memory requests.
+/// Tables of the page, each with its heading, its axis and the start of the figure's title. The
+/// first table's figure determines the memory requests.
 const FIGURES: [(&str, Axis, &str); 4] = [
     ("Peak memory, MB", Axis::Cold, "peak memory"),
     ("CPU time of a cold start, s", Axis::Cold, CPU),
     ("CPU time of one changed endpoint, ms", Axis::Change, CPU),
     ("CPU time when idle, ms per min", Axis::Idle, "CPU time"),
 ];
-/// Prefix of the titles of all figures on CPU time.
+/// Start of the titles of all figures about CPU time.
 const CPU: &str = "CPU time of the program";
-/// Factor by which the memory request exceeds the highest measured peak.
+/// Ratio of the memory request to the highest measured peak.
 const RESERVE: f64 = 1.25;
-/// Memory requests are rounded up to a multiple of this number, in MB.
+/// Memory requests are multiples of this number of MB.
 const STEP: f64 = 16.0;
 
-/// Returns the page with the tables of this report between its markers.
+/// Returns `page` with this report's tables between its [`MARKERS`].
 ///
 /// # Errors
 ///
-/// Fails if the page has no markers, or if the report has no memory figure.
+/// Returns an error if the page has no markers, or the report has no memory figure.
 pub(crate) fn page(report: &Report, page: &str) -> Result<String> {
     let [begin, end] = MARKERS;
     let (head, rest) = page
@@ -68,8 +68,8 @@ fn tables(report: &Report) -> Result<String> {
     Ok(text)
 }
 
-/// Figures of one table: one row per size, one column per kube-proxy. A size without any figure has
-/// no row.
+/// Rows of a table: one for each size, with a column for each kube-proxy. Sizes without figures
+/// have no row.
 struct Rows<'a> {
     report: &'a Report,
     metric: &'static Metric,
@@ -125,7 +125,7 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Returns a table of memory requests, by size and kube-proxy.
+/// Returns a table of memory requests by size and kube-proxy.
 fn requests(report: &Report) -> Result<String> {
     let [(_, axis, title), ..] = FIGURES;
     let rows = Rows::of(report, axis, title)?;
@@ -176,8 +176,7 @@ mod tests {
             "{after}"
         );
         assert!(!after.contains("earlier"), "{after}");
-        // The peak of 24,000 KiB is 24.6 MB. With a reserve of 25 %, the request is 30.7 MB,
-        // rounded up to 32 MB.
+        // 24,000 KiB are 24.6 MB. With a reserve of 25 %, this is 30.7 MB, rounded up to 32 MB.
         assert!(after.contains("| 1,000 × 2 | 32 MB |"), "{after}");
         assert_eq!(page(&report(), &after).unwrap(), after);
         assert!(page(&report(), "# Sizing\n").is_err());

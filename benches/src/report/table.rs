@@ -7,8 +7,8 @@ pub(super) use charts::short;
 
 use super::point::Cell;
 
-/// Formats a Markdown table. The first column is left-aligned text. The other columns are
-/// right-aligned figures.
+/// Formats a Markdown table, whose first column has text (left-aligned) and whose other columns
+/// have figures (right-aligned).
 pub(super) fn table(head: &[String], rows: &[Vec<String>]) -> String {
     let line = |cells: &[String]| {
         let cells: Vec<String> = cells.iter().map(|cell| cell.replace('|', "\\|")).collect();
@@ -26,12 +26,12 @@ pub(super) fn table(head: &[String], rows: &[Vec<String>]) -> String {
     text
 }
 
-/// Formats a number with separators, such as `10,000`.
+/// Formats a number with thousands separators, such as `10,000`.
 pub(super) fn count(number: u32) -> String {
     grouped(f64::from(number))
 }
 
-/// Formats the median of a point. With several repeats, adds the best repeat and the spread.
+/// Formats the median of a point. With several repeats, also the best repeat and the spread.
 pub(super) fn full(cell: &Cell) -> String {
     let Cell::Point(point) = cell else {
         return brief(cell);
@@ -51,7 +51,7 @@ pub(super) fn full(cell: &Cell) -> String {
     text
 }
 
-/// Formats the median of a point, and the spread of several repeats, such as `24.2 (3 %)`.
+/// Formats the median of a point and the spread of its repeats, such as `24.2 (3 %)`.
 pub(super) fn with_spread(cell: &Cell) -> String {
     match cell {
         Cell::Point(point) if point.repeats > 1 => {
@@ -61,7 +61,7 @@ pub(super) fn with_spread(cell: &Cell) -> String {
     }
 }
 
-/// Formats only the median of a point.
+/// Formats the median of a point, without the spread.
 pub(super) fn brief(cell: &Cell) -> String {
     match cell {
         Cell::Point(point) => short(point.median),

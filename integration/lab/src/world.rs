@@ -1,5 +1,4 @@
-//! A test network: a fabric (a switch), nodes and external hosts connected to it, and pods on the
-//! nodes.
+//! A test network: a fabric (a switch), nodes and external hosts on it, and pods on the nodes.
 //!
 //! ```text
 //!            fabric (bridge in its own network namespace)
@@ -128,8 +127,7 @@ fn parse(text: &str) -> Result<Vec<IpNet>, Error> {
 pub struct World {
     /// Prefix of the names of this world's namespaces. No other world has the same prefix.
     prefix: String,
-    /// All namespaces of this world, including those of nodes and pods that could not be set up
-    /// completely.
+    /// All namespaces of this world, including those of nodes and pods whose setup has failed.
     namespaces: Vec<Netns>,
     fabric: Netns,
     nodes: Vec<Node>,
@@ -165,8 +163,7 @@ impl World {
             cables: 0,
             servers: Arc::new(servers),
         };
-        // Excludes the fabric's bridge from iptables, because it represents a switch without a
-        // firewall.
+        // Excludes the fabric's bridge from iptables, because a switch has no firewall.
         world.fabric.sysctl(&bridged_through_iptables("0"))?;
         world.fabric.ip(&[
             "link add fabric type bridge mcast_snooping 0".into(),
@@ -240,8 +237,8 @@ impl World {
         self.connect(name, own, node.netns(), "cni0", &routes)
     }
 
-    /// Adds routes from `from` to `ranges`, through the first address of `via` in the IP family of
-    /// each range.
+    /// Adds routes from `from` to `ranges`, through the first address of `via` in the same IP
+    /// family.
     pub fn route(&self, from: &Place, ranges: &str, via: &Place) -> Result<(), Error> {
         let lines = parse(ranges)?.into_iter().map(|range| {
             let gateway = via.ip_like(&range).ok_or_else(|| Error::Address {
@@ -353,14 +350,13 @@ impl Place {
             .find(|ip| ip.is_ipv4() == net.addr().is_ipv4())
     }
 
-    /// Starts a TCP server on a port of all addresses of this node, pod or host, including later
-    /// addresses.
+    /// Starts a TCP server on a port of all present and later addresses of this node, pod or host.
     pub fn serve_tcp(&self, port: u16) -> Result<Server, Error> {
         self.serve_stream(port, ipproto::TCP)
     }
 
-    /// Starts an SCTP server on a port of all addresses of this node, pod or host, including later
-    /// addresses. Fails if the kernel does not support SCTP.
+    /// Starts an SCTP server on a port of all present and later addresses of this node, pod or
+    /// host. Fails if the kernel does not support SCTP.
     pub fn serve_sctp(&self, port: u16) -> Result<Server, Error> {
         self.serve_stream(port, ipproto::SCTP)
     }
@@ -424,8 +420,7 @@ impl Place {
         self.netns().enter(inside)
     }
 
-    /// Prepares a connection from this node, pod or host to `to`. The caller may change its
-    /// settings before it opens the connection.
+    /// Prepares a connection to `to`. The caller may change its settings before it opens it.
     pub fn dial(&self, transport: Transport, to: SocketAddr) -> Dial<'_> {
         Dial::new(self, transport, to)
     }
@@ -473,14 +468,12 @@ impl Place {
         Running::start(command)
     }
 
-    /// Runs a program in this network namespace, and returns its output. Fails if it takes more
-    /// than a minute.
+    /// Runs a program in this network namespace for at most a minute, and returns its output.
     pub fn run<S: AsRef<OsStr>>(&self, argv: impl IntoIterator<Item = S>) -> Result<Output, Error> {
         self.spawn(argv)?.wait(RUN_LIMIT)
     }
 
-    /// Runs a program in this network namespace, and returns its standard output. Fails if the
-    /// program fails.
+    /// Runs a program in this network namespace, which must succeed. Returns its standard output.
     pub fn read<S: AsRef<OsStr>>(
         &self,
         argv: impl IntoIterator<Item = S>,
@@ -564,8 +557,7 @@ fn load_modules() -> Result<(), Error> {
     LOADED.call_once(|| {
         let _ = Command::new("modprobe")
             .args(["-q", "-a", "bridge", "br_netfilter", "veth", "dummy"])
-            // Loads nf_conntrack because tests set its sysctls, which exist only while it is
-            // loaded.
+            // Tests set sysctls of nf_conntrack, which exist only while it is loaded.
             .arg("nf_conntrack")
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -158,7 +158,7 @@ impl Ipvs {
         let family = self.family;
         match chance.small(4) {
             // A mark of another program. With `--ipvs-semantics=exact`, the daemon could own mark
-            // 3.
+            // number 3, so this uses another.
             3 if self.exact.is_some() => VirtualServerKey::Mark { family, mark: 0x83 },
             3 => VirtualServerKey::Mark { family, mark: 3 },
             host => ServiceAddress::new(at(family, [172, 31, 0, host]), 80, Protocol::Tcp).into(),
