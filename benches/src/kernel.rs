@@ -557,7 +557,7 @@ TCP  0A600101:0050 rr
     }
 
     #[test]
-    fn differences_between_snapshots_are_named() {
+    fn differences_between_kernel_states_are_listed() {
         let objects = Objects::new(Size {
             services: 3,
             endpoints: 2,

@@ -265,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nftables_keys_and_values_are_decoded() {
+    fn nftables_map_keys_and_values_decode_to_addresses() {
         let at = "10.96.1.0:80".parse().unwrap();
         assert_eq!(address(&[10, 96, 1, 0, 6, 0, 0, 0, 0, 80, 0, 0]), Some(at));
         assert_eq!(address(&[10, 96, 1, 0, 17, 0, 0, 0, 0, 80, 0, 0]), None);

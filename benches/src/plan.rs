@@ -391,7 +391,7 @@ fn has(axis: Axis, subject: &SubjectKind) -> bool {
     }
 }
 
-/// Returns true if a cell takes too long for what it tells, so that it comes last.
+/// Returns true if a cell takes long but adds little information, so that it comes last.
 fn is_dear(axis: Axis, size: Size, subject: &SubjectKind) -> bool {
     let is_large = size.services > MANY || size.services * size.endpoints > 100_000;
     match subject {

@@ -323,7 +323,7 @@ fn change(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     let size = stage.cell.size;
     let mut phase = None;
     let warm_up = if stage.cell.is_counting { 0 } else { WARM_UP };
-    // If the changes take too long, makes fewer of them, whose number the report shows.
+    // Makes fewer changes if they take too long. The report shows their number.
     let share = if stage.cell.is_counting { 12 } else { 6 };
     let enough = stage.limit() / stage.cell.patience() / share;
     let begun = Instant::now();

@@ -7,7 +7,7 @@
 //!
 //! - One server has the addresses of all endpoints, so every Service works. A direct path to a pod
 //!   is as long as a path through a Service.
-//! - Meanwhile, the fake API server is stopped. The measured program is stopped as well, unless it
+//! - During measurements, the fake API server is stopped. The measured program also, unless it
 //!   relays packets itself. So nothing else uses the VM's only CPU.
 //! - Blocks of packets alternate between four targets (the first, the middle and the last Service,
 //!   and a pod), so that a disturbance affects all of them.

@@ -1,10 +1,10 @@
 //! A fake API server for tests and benchmarks: serves lists and watches over HTTP and HTTPS.
 //!
-//! The fixture serves the resources that a kube-proxy reads (Services, EndpointSlices, Nodes,
-//! ServiceCIDRs, Events), as JSON and as protobuf. It has the semantics that clients rely on: an
-//! increasing resource version, paged and consistent lists, lists from a watch cache, resumable
-//! watches, selectors, bookmarks, and streamed initial lists. It sets default values but allocates
-//! neither addresses nor ports. Tests edit objects over HTTP or in-process:
+//! The fake API server serves the resources that a kube-proxy reads (Services, EndpointSlices,
+//! Nodes, ServiceCIDRs, Events), as JSON and as protobuf. It has the semantics that clients rely
+//! on: an increasing resource version, paged and consistent lists, lists from a watch cache,
+//! resumable watches, selectors, bookmarks, and streamed initial lists. It sets default values but
+//! allocates neither addresses nor ports. Tests edit objects over HTTP or in-process:
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -22,13 +22,13 @@
 //!  tests ──────────────────── apply, delete ──────────────┘
 //! ```
 //!
-//! The fixture stores objects as encoded JSON and protobuf, so a list or a watch only copies bytes.
-//! A benchmark can therefore serve tens of thousands of Services. The fixture counts requests and
-//! sent bytes ([`Server::requests`], `/fixture/requests`).
+//! The fake API server stores objects as encoded JSON and protobuf, so a list or a watch only
+//! copies bytes. A benchmark can therefore serve tens of thousands of Services. The fake API server
+//! counts requests and sent bytes ([`Server::requests`], `/fixture/requests`).
 //!
-//! The fixture serves HTTP, or HTTPS with certificates of an [`Authority`], which a test creates at
-//! run time. On request, it requires a bearer token or a client certificate. A test can put a
-//! [`Proxy`] between the server and its clients.
+//! The fake API server serves HTTP, or HTTPS with certificates of an [`Authority`], which a test
+//! creates at run time. On request, it requires a bearer token or a client certificate. A test can
+//! put a [`Proxy`] between the server and its clients.
 //!
 //! Not supported: HTTP/2, discovery, authorization, admission, controllers (no EndpointSlice
 //! appears by itself), patches, `dryRun`, Tables, set-based selectors, Events of the core group.

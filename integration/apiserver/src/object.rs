@@ -1,4 +1,5 @@
-//! Objects as the fixture stores them: encoded bytes, and the values that selectors compare.
+//! Objects as the fake API server stores them: encoded bytes, and the values that selectors
+//! compare.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -29,8 +30,8 @@ pub(crate) struct Object {
     protobuf: EncodedObject,
 }
 
-/// An object's bytes in JSON or in protobuf. All readers share these bytes, so the fixture encodes
-/// each version once.
+/// An object's bytes in JSON or in protobuf. All readers share these bytes, so the fake API server
+/// encodes each version once.
 #[derive(Debug)]
 struct EncodedObject {
     /// Object with `kind` and `apiVersion`, as a single-object response or a watch event contains

@@ -1,4 +1,4 @@
-//! Table of the API resources that the fixture serves.
+//! Table of the API resources that the fake API server serves.
 
 /// Kind of a Kubernetes object, and of the collection with all objects of this kind.
 #[derive(
@@ -34,7 +34,7 @@ pub(crate) struct Resource {
     pub(crate) empty: &'static str,
 }
 
-/// API version of every group that the fixture serves.
+/// API version of every group that the fake API server serves.
 pub(crate) const VERSION: &str = "v1";
 
 const RESOURCES: &[(Kind, Resource)] = &[
@@ -114,8 +114,8 @@ impl Kind {
         &row.expect("every kind has a row").1
     }
 
-    /// Returns the kind with this `apiVersion` and `kind`, or `None` if the fixture does not serve
-    /// it.
+    /// Returns the kind with this `apiVersion` and `kind`, or `None` if the fake API server does
+    /// not serve it.
     pub(crate) fn of(api_version: &str, kind: &str) -> Option<Self> {
         Self::all()
             .find(|(_, row)| row.kind == kind && row.api_version() == api_version)
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bookmarks_are_valid_json() {
+    fn bookmarks_of_each_kind_are_valid_json() {
         for (kind, row) in Kind::all() {
             let text = format!("{{\"metadata\":{{}}{}}}", row.empty);
             assert!(

@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn request_paths_are_parsed() {
+    fn request_paths_name_a_collection_or_an_object() {
         let all = |kind| Target::Collection {
             kind,
             namespace: None,
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn query_strings_are_parsed() {
+    fn query_parameters_are_decoded_and_typed() {
         let query = Query::parse("a=%21x%2Cb+c&limit=5&watch&off=false&limit=6").unwrap();
         assert_eq!(query.text("a"), "!x,b c");
         assert_eq!(query.number("limit"), Ok(Some(5)));

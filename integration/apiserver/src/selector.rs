@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn label_selectors_are_evaluated() {
+    fn label_selectors_match_as_in_kubernetes() {
         for yes in [
             "",
             " ",
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn field_selectors_are_evaluated() {
+    fn field_selectors_match_as_in_kubernetes() {
         for yes in [
             "",
             "metadata.name=web",

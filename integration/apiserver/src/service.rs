@@ -45,7 +45,8 @@ const BODY_LIMIT: usize = 3 << 20;
 /// Maximum time for which a request waits for a future resource version, as in a real API server's
 /// watch cache.
 const FRESH_WITHIN: Duration = Duration::from_secs(3);
-/// Prefix of the paths by which tests control the fixture. A real API server has no such paths.
+/// Prefix of the paths by which tests control the fake API server. A real API server has no such
+/// paths.
 const FIXTURE: &str = "/fixture/";
 
 /// A response body. A fault can end it with an error, which breaks the connection.
@@ -344,8 +345,8 @@ impl Service {
         Ok(())
     }
 
-    /// Handles requests that control the fixture, with JSON responses. Faults do not affect these
-    /// requests, and the request log does not contain them.
+    /// Handles requests that control the fake API server, with JSON responses. Faults do not affect
+    /// these requests, and the request log does not contain them.
     ///
     /// ```text
     ///  GET  /fixture/sent       send times of change events since the last call, by version

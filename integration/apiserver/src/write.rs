@@ -110,7 +110,7 @@ impl StoredCluster {
         let old = held.as_ref().map(|held| held.value());
         let version = self.version + 1;
         let (uid, created) = (self.uid(), crate::time::now());
-        // The fixture sets `metadata.generation` only of EndpointSlices.
+        // The fake API server sets `metadata.generation` only of EndpointSlices.
         let counts = kind == Kind::EndpointSlice;
 
         let fields = metadata(&mut object)?;

@@ -1250,7 +1250,7 @@ async fn a_cluster_outlives_its_server() {
 }
 
 #[test]
-fn a_server_runs_on_a_given_socket() {
+fn a_server_listens_on_a_socket_from_its_options() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let server = Server::spawn(Options {
@@ -1283,7 +1283,7 @@ fn a_server_runs_on_a_given_socket() {
 }
 
 #[test]
-fn yaml_documents_are_applied() {
+fn yaml_documents_and_lists_are_stored() {
     let cluster = Cluster::new(&Options::default());
     assert_eq!(
         cluster.apply_yaml(include_str!("data/list.yaml")).unwrap(),

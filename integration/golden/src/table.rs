@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn the_date_and_case_of_headers_are_ignored() {
+    fn the_date_and_letter_case_of_http_headers_are_ignored() {
         let one = "HTTP/1.1 200 OK\r\nX-A: b\r\nDate: today\r\nContent-Length: 2\r\n\r\n{}\r\nHTTP/1.1 503 X\r\n\r\nno\r\n";
         let other = "HTTP/1.1 200 OK\ncontent-length: 2\nx-a: b\n\n{}\n\nHTTP/1.1 503 X\n\nno\n";
         assert!(equal(Table::HealthCheckNodePort, one, other));

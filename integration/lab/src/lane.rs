@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_lab_kernels_are_parsed() {
+    fn each_lane_name_parses_to_its_lane() {
         for lane in [Lane::Host, Lane::A, Lane::B] {
             assert_eq!(lane.to_string().parse(), Ok(lane));
         }

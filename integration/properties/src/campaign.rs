@@ -12,8 +12,8 @@ use crate::run::{Failure, HistoryResult, run, run_on_kernel};
 use crate::shrink::shrink;
 use crate::stepped_threads::Threads;
 
-/// Every how many event sequences a campaign runs one a second time, to compare both runs. Only on
-/// the fake kernels.
+/// A campaign on the fake kernels runs one in this many event sequences a second time, and compares
+/// both runs.
 const TWICE: u64 = 20;
 
 /// Settings of a campaign, which runs many random event sequences.

@@ -498,7 +498,8 @@ impl Cluster {
     fn some_endpoint(&self, chance: &mut Chance) -> Endpoint {
         let node = chance.small(2);
         let octets = match chance.below(60) {
-            // No pod has a loopback address, so no object may be unreadable meanwhile.
+            // An endpoint without a pod. While an object is unreadable, the daemon could use this
+            // endpoint alone.
             0 if self.garbled.is_empty() => [127, 0, 0, 1],
             1 => NODE_ADDRESS,
             2 => CLUSTER_IP,

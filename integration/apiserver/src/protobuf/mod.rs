@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn a_protobuf_event_is_decoded() {
+    fn a_protobuf_event_decodes_to_json() {
         let meta = [
             bytes(1, b"node1.1"),
             bytes(3, b"default"),

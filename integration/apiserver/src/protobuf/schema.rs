@@ -1,6 +1,6 @@
-//! Protobuf messages that the fixture reads or writes. `schema.txt` has one row per field: field
-//! number, JSON name and type. A type ends with `?` for a pointer or a map, and with `*` for a
-//! list.
+//! Protobuf messages that the fake API server reads or writes. `schema.txt` has one row per field:
+//! field number, JSON name and type. A type ends with `?` for a pointer or a map, and with `*` for
+//! a list.
 //!
 //! Numbers and names come from `generated.proto` of
 //! `k8s.io/api/{core,discovery,events,networking}/v1` and of

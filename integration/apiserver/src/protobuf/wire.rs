@@ -6,7 +6,7 @@
 pub(super) enum Wire<'a> {
     Varint(u64),
     Bytes(&'a [u8]),
-    /// A value of 32 or 64 bits. No message that the fixture supports has such a field.
+    /// A value of 32 or 64 bits. No message that the fake API server supports has such a field.
     Fixed,
 }
 

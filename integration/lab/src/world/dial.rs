@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_failures_are_classified() {
+    fn error_numbers_map_to_connection_failures() {
         assert_eq!(Failure::from(Errno::CONNREFUSED), Failure::Refused);
         assert_eq!(Failure::from(Errno::HOSTUNREACH), Failure::Unreachable);
         assert_eq!(Failure::from(Errno::ACCESS), Failure::Unreachable);
