@@ -168,7 +168,7 @@ enum LookSubject {
     Elements(Vec<Ipv4Addr>),
     /// iptables mode and userspace mode: the nat table, which the kernel returns only as a whole.
     Table {
-        /// Services that are not yet correct.
+        /// Addresses of Services that are not correct yet.
         services: Vec<Ipv4Addr>,
         /// Length of the table at which it was last incorrect. While this is `None`, the check
         /// compares only the length, and does not read the table.

@@ -39,7 +39,7 @@ use crate::wait::WaitEnd;
 
 /// Address range of the server: contains all endpoints, but no client.
 pub(crate) const SERVERS: &str = "10.128.0.0/10";
-/// The range of Service addresses.
+/// Range of Service addresses, in CIDR notation.
 const SERVICES: &str = "10.96.0.0/12";
 /// Address and port of a pod that is not an endpoint of any Service.
 const POD: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 190, 0, 1), TARGET_PORT);

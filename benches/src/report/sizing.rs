@@ -11,7 +11,7 @@ use super::table::{brief, table, with_spread};
 use super::{about, services};
 use crate::schema::{Axis, Report, Size, SubjectKind};
 
-/// Lines of the page between which the generated tables are.
+/// Lines of the page before and after the generated tables.
 const MARKERS: [&str; 2] = [
     "<!-- begin: `bench sizing` writes these tables -->\n",
     "<!-- end -->",

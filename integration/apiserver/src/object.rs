@@ -16,7 +16,7 @@ use crate::resource::Kind;
 /// by this key.
 pub(crate) type Key = (Box<str>, Box<str>);
 
-/// An immutable version of an object.
+/// One version of a Kubernetes object, which never changes.
 #[derive(Debug)]
 pub(crate) struct Object {
     pub(crate) key: Key,

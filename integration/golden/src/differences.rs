@@ -189,7 +189,7 @@ fn node_ports_stay_closed_without_addresses(before: &InitialState, expected: &mu
             format!("type ipv{version}_addr"),
             "comment \"IPs that accept NodePort traffic\"".to_owned(),
         ];
-        // `nft` lists sets of a table after its chains, so the set comes last.
+        // Canonical lines are sorted by kind and name (`chain`, `map`, `set`), so sets come last.
         lines.extend(set.map(|line| format!("set nodeport-ips {line}")));
     }
 }

@@ -1,7 +1,7 @@
 //! Converts the listing of a table that `nft` prints into lines that can be compared.
 //!
-//! Each line begins with its set, map or chain. Lines of sets and maps are sorted; rules keep their
-//! order.
+//! Each line begins with its set, map or chain. Sets, maps and chains are sorted by name, and their
+//! elements by key. Rules keep their order.
 
 use std::collections::BTreeSet;
 

@@ -152,8 +152,8 @@ fn enter_guest(dir: &Path, job: &Job) -> Result<Result<Report>> {
     );
     attach("overlay", &new, "overlay", layers)?;
     if let Err(error) = File::open(below(&new, &dir.join(job::FILE))) {
-        // Before it uses the overlay, checks that it can open files: Linux 5.10 lists the files of
-        // an overlay over hostfs, but cannot open them.
+        // This kernel cannot open files through the overlay: Linux 5.10 only lists the files of an
+        // overlay over hostfs.
         eprintln!("lab: no overlay over hostfs ({error}): the root is put together instead");
         unmount(&new, UnmountFlags::DETACH).context("cannot detach the overlay")?;
         put_together(&new)?;

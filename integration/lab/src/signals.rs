@@ -61,7 +61,7 @@ impl AsFd for Signals {
 impl Drop for Signals {
     fn drop(&mut self) {
         #[allow(unsafe_code, reason = "puts back the mask that catch() found")]
-        // SAFETY: pthread_sigmask has filled in `before`.
+        // SAFETY: pthread_sigmask filled in `before` when this value was created.
         unsafe {
             libc::pthread_sigmask(
                 libc::SIG_SETMASK,

@@ -1,4 +1,4 @@
-//! Tests the properties of the lab's world on which the daemon's tests rely.
+//! Tests the properties of the lab's network on which tests of kube-proxy rely.
 
 use std::error::Error;
 use std::net::SocketAddr;

@@ -21,7 +21,7 @@ use crate::subject::RejectedPart;
 /// Name of the node on which the daemon runs.
 pub const NODE: &str = "node1";
 
-/// Permanent address of the daemon's node (IPv4; [`at`] derives the IPv6 address).
+/// Permanent address of the daemon's node (IPv4; `at` derives the IPv6 address).
 pub const NODE_ADDRESS: [u8; 4] = [192, 168, 99, 10];
 
 /// Address of a client pod on the daemon's node (IPv4). It can also be an endpoint of a Service.
@@ -32,7 +32,7 @@ pub const SERVICES: u8 = 6;
 /// ClusterIP of the first Service. Sometimes an endpoint has the same address.
 const CLUSTER_IP: [u8; 4] = [10, 96, 0, 10];
 
-/// Returns true if an endpoint has the address [`CLUSTER_IP`]. In nftables mode, packets to it may
+/// Returns true if an endpoint has the address `CLUSTER_IP`. In nftables mode, packets to it may
 /// be rejected: depending on the layout, rules match this address before or after DNAT.
 pub fn is_a_cluster_ip(target: &Target) -> bool {
     [IpFamily::V4, IpFamily::V6]

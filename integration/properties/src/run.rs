@@ -787,9 +787,9 @@ impl<'a> World<'a> {
         let wanted = fresh.verdicts(&self.fronts);
         for (front, made) in &wanted {
             let held = verdicts.get(front);
-            // Services with the same endpoint on this node share a hairpin element, which the daemon
-            // writes together with the entries of one such Service. If the kernel refuses a part of
-            // this Service, the element may be missing.
+            // Services with the same endpoint on this node share a hairpin element. The daemon
+            // writes it together with the entries of one such Service. If the kernel refuses a part
+            // of this Service, the element may be missing.
             if front.from == ClientLocation::Pod && !barred.is_empty() {
                 continue;
             }

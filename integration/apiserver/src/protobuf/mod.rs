@@ -306,7 +306,7 @@ fn is_zero(value: &Value) -> bool {
 
 fn content(shape: Shape, wire: Wire<'_>) -> Result<Value, Error> {
     Ok(match (shape, wire) {
-        // int32 and int64 are 64-bit two's complement on the wire.
+        // Protobuf encodes an int32 and an int64 alike: as a varint in 64-bit two's complement.
         (Shape::Number, Wire::Varint(number)) => number.cast_signed().into(),
         (Shape::Bool, Wire::Varint(number)) => (number != 0).into(),
         (Shape::Text, Wire::Bytes(bytes)) => text(bytes)?.into(),

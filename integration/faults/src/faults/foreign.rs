@@ -118,8 +118,8 @@ pub(super) fn flush_chains(s: &mut Stage<'_>) -> Result<Row> {
     if !has_rules {
         return nothing_of_ours(s, &script);
     }
-    // Creates missing tables of other programs first. A flush would create them, but the damage
-    // must only remove entries.
+    // Creates the tables nat and filter if they are missing. Otherwise the flush would create them,
+    // but the damage must only remove entries.
     s.c.sh(&both(
         "for t in nat filter; do $p-$backend -t $t -n -L >/dev/null; done",
     ))?;

@@ -100,8 +100,8 @@ fn on_the_fake(family: IpFamily, form: &'static str) -> Ipvs {
     }
 }
 
-/// Start of the names of an fwmark virtual server. A name follows for each address whose packets
-/// get its mark.
+/// Start of the entry names of an fwmark virtual server. It has an entry for each address whose
+/// packets get its mark, and the entry's name ends with this address.
 const BY_MARK: &str = "server by mark of";
 
 /// Name of the entry that stands for all rules of the shim.

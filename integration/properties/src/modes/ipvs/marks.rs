@@ -22,7 +22,7 @@ fn marks(there: &Snapshot) -> impl Iterator<Item = (ServiceAddress, u32)> {
     members.filter_map(marked_address)
 }
 
-/// Returns the addresses of each mark, as text.
+/// Returns the addresses (as text) whose packets get a mark, by mark.
 pub(super) fn marked(there: &Snapshot) -> BTreeMap<u32, BTreeSet<String>> {
     let mut all = BTreeMap::<u32, BTreeSet<String>>::new();
     for (at, mark) in marks(there) {
