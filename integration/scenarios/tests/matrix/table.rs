@@ -94,18 +94,18 @@ an item names an exception.
   mode rejects these packets only at ClusterIPs, iptables and userspace mode at no address.
 - **An unused address of the ServiceCIDRs**: nftables mode drops packets. IPVS mode with
   `--ipvs-vip-mode=range` refuses packets. Other modes ignore ServiceCIDRs.
-- **A pod that is the only endpoint of its Service** reaches itself by every address and policy. The
-  rules masquerade the pod's packets.
-- **Terminating endpoints** that still serve get packets if no endpoint is ready (with policy Local:
-  if no endpoint on this node is ready). If policy Local applies and no endpoint on this node
-  serves, IPVS mode uses all other endpoints (reasons C and F). nftables mode then drops the
-  packets, and userspace mode resets connections.
+- **A pod that is the only endpoint of its Service** reaches itself at every address, with every
+  traffic policy. The rules masquerade the pod's packets.
+- **Terminating endpoints** that still serve get packets if no endpoint is ready (with traffic
+  policy Local: if no endpoint on this node is ready). If the policy is Local and no endpoint on
+  this node serves, IPVS mode uses all other endpoints (reasons C and F). nftables mode then drops
+  the packets, and userspace mode resets connections.
 - **loadBalancerSourceRanges** apply only to load-balancer addresses. A client outside the ranges
   gets a timeout (in userspace mode, a reset). The node may connect if a range contains an address
   of its Node object.
 - **ICMP echo requests (ping)** to a service address: IPVS mode replies \"port unreachable\", unless
   [`--ipvs-answer-ping`](ipvs-shim.md#ping) is set. nftables mode replies so only at ClusterIPs. An
-  address of the node always replies. In other cases, the network decides.
+  address of the node always replies. In all other cases, kube-proxy does not handle the packets.
 ";
 
 pub(crate) const SECTIONS: [Section; 8] = [
@@ -345,33 +345,51 @@ impl Row {
     }
 }
 
-/// Returns a cell of the document: one result for all three configurations, or one for each.
+/// Returns a result in the words of the document: the endpoint, and the source address that the
+/// endpoint sees.
+fn described(result: &str) -> String {
+    let result = result.replace(" kept", ", client");
+    result.replace(" masq", ", node").replace(" vip", ", VIP")
+}
+
+/// Returns a cell of the document: the result with detection of local traffic. If another result
+/// differs, adds it with its condition. Omits the endpoint if both results have the same endpoint.
 fn in_one_cell(results: &[String; 3]) -> String {
     let [first, second, third] = results;
-    if first == second && first == third {
-        first.clone()
-    } else {
-        results.join(" / ")
+    let main = described(first);
+    let endpoint = main.split(", ").next().unwrap_or_default();
+    let mut text = main.clone();
+    for (condition, other) in [
+        ("without `--cluster-cidr`", second),
+        ("with `--masquerade-all`", third),
+    ] {
+        if other != first {
+            let other = described(other);
+            let source = other
+                .strip_prefix(endpoint)
+                .and_then(|rest| rest.strip_prefix(", "));
+            let _ = write!(text, " ({condition}: {})", source.unwrap_or(&other));
+        }
     }
+    text
 }
 
 const INTRODUCTION: &str = "\
 # The packet matrix
 
-For operators who ask which endpoint a client reaches, and which client address the endpoint sees.
-Find the table of the Service's traffic policies, then the row with the client (*from*) and the
-address (*to*).
+For operators who ask which endpoint a client reaches, and which source address the endpoint sees.
+Find the table of the Service's traffic policies, then the row with the client and the address.
 
-The result columns show these modes:
+The columns with results have these modes:
 
 * **IPVS**: IPVS mode with every `--ipvs-shim`
 * **iptables, nftables, exact**: iptables mode, both layouts of nftables mode, and IPVS mode with
-  [`--ipvs-semantics=exact`](ipvs-shim.md#exact-semantics). The column *why* has the [reason](#why)
-  for a difference from IPVS mode.
+  [`--ipvs-semantics=exact`](ipvs-shim.md#exact-semantics). If their results differ from IPVS
+  mode's, the last column names the [reason](#why).
 * **userspace**: userspace mode, with redirects by nftables or iptables. Reason G explains its
   results.
 
-A cell of the tables has one result, or three: with `--cluster-cidr`, without `--cluster-cidr`, and
+Results are with `--cluster-cidr`. Parentheses have a different result without `--cluster-cidr` or
 with `--masquerade-all`.
 
 `integration/scenarios/tests/matrix` tests every row with real packets and `kube-proxy explain`.
@@ -379,24 +397,24 @@ with `--masquerade-all`.
 
 | word | meaning |
 |---|---|
-| from **pod** | the client is a pod on this node |
-| from **node** | the client is a process on this node |
-| from **outside** | the client is another host, whose packets and replies pass this node |
-| **local**, **remote**, **both** | the endpoint on this node replies, the endpoint on another node replies, or both reply in turn |
+| client **pod** | a pod on this node |
+| client **node** | a process on this node |
+| client **outside** | another host, whose packets and replies pass this node |
+| endpoint **local**, **remote**, **both** | the endpoint on this node replies, the endpoint on another node replies, or both reply in turn |
 | **refused**, **reset**, **timeout** | the client gets an error at once, a reset after it has connected, or no reply |
-| **kept** | the endpoint sees the client's address |
-| **masq** | the endpoint sees an address of this node |
-| **vip** | the endpoint sees the service address, the source of the node's own packets |
+| source **client** | the endpoint sees the client's address |
+| source **node** | the endpoint sees an address of this node |
+| source **VIP** | the endpoint sees the service address, which the node's own packets have as their source |
 ";
 
 /// Results outside the tables in which `--ipvs-semantics=exact` differs from iptables mode.
 const EXCEPTIONS: &str = "
-In three other points, `--ipvs-semantics=exact` differs from iptables mode
+Outside these combinations, `--ipvs-semantics=exact` differs from iptables mode in three points
 ([details](ipvs-shim.md#exact-semantics)):
 
 * NodePorts at 127.0.0.1 refuse connections.
-* Session affinity with external policy Local may end when endpoints change.
-* If no packet mark is free for a Service, reason B applies.
+* Session affinity may end when endpoints change, if `externalTrafficPolicy` is Local.
+* If no packet mark is free for a Service, its results are those of IPVS mode ([reason B](#why)).
 ";
 
 /// Counts the rows of [`SECTIONS`] in which each mode differs from iptables mode.
@@ -425,7 +443,8 @@ pub(crate) fn document_of(mut seen: impl Iterator<Item = [String; 3]>) -> String
     for section in &SECTIONS {
         let _ = writeln!(
             text,
-            "\n## {}\n\n| from | to | IPVS | iptables, nftables, exact | userspace | why |\n\
+            "\n## {}\n\n\
+             | client | address | IPVS (endpoint, source) | iptables, nftables, exact (endpoint, source) | userspace (endpoint, source) | reason |\n\
              |---|---|---|---|---|---|",
             section.title()
         );
@@ -448,7 +467,7 @@ pub(crate) fn document_of(mut seen: impl Iterator<Item = [String; 3]>) -> String
             let _ = writeln!(text, "| {from} | {} | {results} |", to.join(", "));
         }
     }
-    text.push_str("\n## Why\n\nReasons A to F apply to upstream's IPVS mode, too.\n");
+    text.push_str("\n## Why\n\nReasons A to F also apply to upstream's IPVS mode.\n");
     for (name, reason) in REASONS {
         let _ = write!(text, "\n- **{name}** {reason}");
     }
