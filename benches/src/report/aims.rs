@@ -33,7 +33,7 @@ pub(super) fn table(report: &Report) -> String {
             let result = match is_met {
                 Some(true) => "met",
                 Some(false) => "**missed**",
-                None => "no bound",
+                None => "comparison only",
             };
             Some(vec![aim.text.to_owned(), figure, result.to_owned()])
         })
@@ -42,7 +42,7 @@ pub(super) fn table(report: &Report) -> String {
         return String::new();
     }
     let head = [
-        "Aim (N × M: N Services with M endpoints each)",
+        "Aim or comparison (N × M: N Services with M endpoints each)",
         "measured in this run",
         "result",
     ]

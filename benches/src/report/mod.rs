@@ -191,16 +191,18 @@ pub(crate) fn draw(report: &Report, folder: &Path, is_whole: bool) -> Result<()>
 }
 
 /// Returns true if the published report has a table of this secondary figure, because operators
-/// need it. (The memory of a cold start is in docs/sizing.md.)
+/// need it. Other parts of the documents have the rest: docs/sizing.md the memory of a cold start,
+/// and the aims the processes of an idle daemon. Latencies are measured from the API request.
 fn is_of_use(metric: &Metric) -> bool {
     let figures: &[&str] = match metric.axis {
-        Axis::Idle => return true,
+        Axis::Idle => return metric.title != "processes started",
         Axis::Restart => return false,
         Axis::Cold => &["CPU time of the program"],
         _ => &["memory", "CPU time of the program", "99th percentile"],
     };
     let mut figures = figures.iter();
-    figures.any(|words| metric.title.starts_with(words) || metric.title.ends_with(words))
+    !metric.title.starts_with("from the API event")
+        && figures.any(|words| metric.title.starts_with(words) || metric.title.ends_with(words))
 }
 
 fn repeats(report: &Report) -> u32 {
@@ -325,7 +327,12 @@ fn main_table(report: &Report) -> String {
             .iter()
             .map(|name| cell(report, metric, name, size))
             .collect();
-        if !cells.iter().any(has_result) {
+        // A direct connection to a pod has the same figure at all sizes.
+        let mut programs = names
+            .iter()
+            .zip(&cells)
+            .filter(|(name, _)| **name != "direct");
+        if !programs.any(|(_, cell)| has_result(cell)) {
             continue;
         }
         let title = format!("{}, {}", metric.title, metric.unit.name());
@@ -410,9 +417,10 @@ fn is_in_main_table(report: &Report, metric: &Metric) -> bool {
             .any(|one| of(one) == (metric.axis, metric.of, size))
     };
     let names = subjects(report, metric.axis);
+    // A direct connection to a pod has the same figure at all sizes.
     let has_figure = |size| {
-        let mut cells = names.iter().map(|name| cell(report, metric, name, size));
-        cells.any(|cell| has_result(&cell))
+        let mut names = names.iter().filter(|name| **name != "direct");
+        names.any(|name| has_result(&cell(report, metric, name, size)))
     };
     let mut sizes = sizes(report, metric.axis)
         .into_iter()

@@ -135,7 +135,7 @@ fn requests(report: &Report) -> Result<String> {
         cell.worst().map_or_else(|| brief(cell), request)
     };
     Ok(format!(
-        "### Memory requests\n\n25 % more than the highest peak of all repeats, rounded up to the next multiple of {STEP} MB:\n\n{}",
+        "### Memory requests\n\nA request is 25 % more than the highest peak of all repeats, rounded up to a multiple of {STEP} MB:\n\n{}",
         rows.table(
             "memory request, by maximum Services × endpoints",
             services,

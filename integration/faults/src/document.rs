@@ -36,11 +36,11 @@ Six further connections stay open, each with ten requests per second.
 |---|---|
 | modes | `ipvs-nftables` is IPVS mode with `--ipvs-shim=nftables`. Modes without a loss share a row |
 | time until repaired | longest time from the fault, or from the end of a lasting fault, until the kernel's state is correct. If the fault damaged no entry: duration of the next start or change. The sync period is 30 s |
-| failed/sent requests | requests without a reply within 0.9 s (before TCP repeats a lost SYN), and all requests. *Not judged*: requests that timed out while the virtual machine paused for over 0.15 s |
+| failed/sent requests | requests without a reply within 0.9 s (before TCP repeats a lost SYN), and all sent requests. *Not judged*: requests that timed out while the virtual machine paused for over 0.15 s |
 | lost/open connections | connections that were reset, or silent for 20 s, and all connections that were open at the fault |
 
-A fault must cost no request and no open connection, unless it removes the kernel entries or API objects that serve them. Then traffic \
-must work again within a time limit. `make faults` fails if a row breaks this promise.
+kube-proxy promises that a fault costs no request and no open connection, unless it removes the kernel entries or API objects that serve \
+them. Then traffic must work again within a time limit. `make faults` fails if a run breaks this promise.
 
 The lab has two kernels: lane A is Debian's User Mode Linux, with legacy iptables; lane B is this project's own build, with nf_tables.
 ";
@@ -60,8 +60,8 @@ fn summary(parts: &[KernelRows]) -> String {
         .collect();
     let broken = rows().filter(|row| row.broken.is_some()).count();
     format!(
-        "# Faults, and what they cost\n\n**{} faults in {} runs, one per mode and kernel: {} faults cost no request and no connection, {broken} runs break a promise.** \
-         Only these faults cost requests or connections: {}.\n\n",
+        "# Faults, and what they cost\n\n**This page has the results of {} faults, in {} runs (one per fault, mode and kernel). {} faults cost no request and no \
+         connection; in {broken} runs, kube-proxy broke a promise.** Only these faults cost requests or connections: {}.\n\n",
         faults.len(),
         rows().count(),
         faults.len() - costly.len(),

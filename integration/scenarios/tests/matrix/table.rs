@@ -400,6 +400,7 @@ with `--masquerade-all`.
 | client **pod** | a pod on this node |
 | client **node** | a process on this node |
 | client **outside** | another host, whose packets and replies pass this node |
+| address **ClusterIP only** | ClusterIP of a Service without NodePorts and external addresses |
 | endpoint **local**, **remote**, **both** | the endpoint on this node replies, the endpoint on another node replies, or both reply in turn |
 | **refused**, **reset**, **timeout** | the client gets an error at once, a reset after it has connected, or no reply |
 | source **client** | the endpoint sees the client's address |
@@ -444,7 +445,7 @@ pub(crate) fn document_of(mut seen: impl Iterator<Item = [String; 3]>) -> String
         let _ = writeln!(
             text,
             "\n## {}\n\n\
-             | client | address | IPVS (endpoint, source) | iptables, nftables, exact (endpoint, source) | userspace (endpoint, source) | reason |\n\
+             | client | address | IPVS (endpoint, source) | iptables, nftables, exact | userspace | reason |\n\
              |---|---|---|---|---|---|",
             section.title()
         );
@@ -463,8 +464,17 @@ pub(crate) fn document_of(mut seen: impl Iterator<Item = [String; 3]>) -> String
                 _ => lines.push((row.from, vec![row.to], results)),
             }
         }
+        // Clients with the same results at the same addresses share a line, too.
+        let mut shared: Vec<(Vec<&str>, String)> = Vec::new();
         for (from, to, results) in lines {
-            let _ = writeln!(text, "| {from} | {} | {results} |", to.join(", "));
+            let results = format!("{} | {results}", to.join(", "));
+            match shared.iter_mut().find(|(_, same)| *same == results) {
+                Some((clients, _)) => clients.push(from),
+                None => shared.push((vec![from], results)),
+            }
+        }
+        for (clients, results) in shared {
+            let _ = writeln!(text, "| {} | {results} |", clients.join(", "));
         }
     }
     text.push_str("\n## Why\n\nReasons A to F also apply to upstream's IPVS mode.\n");
