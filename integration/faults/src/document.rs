@@ -190,7 +190,7 @@ pub(crate) fn page(parts: &[KernelRows]) -> String {
     }
     text += "\n## Each fault, and kube-proxy's reaction\n\nkube-proxy repairs other programs' changes within the sync period, unless a row names a shorter time. In the last \
              column, parentheses contain log lines, and numbers of entries that another program changed (*drift*).\n\n\
-             | fault | what happens, and what must follow | what kube-proxy did |\n|---|---|---|\n";
+             | fault | what happens, and requirements | what kube-proxy did |\n|---|---|---|\n";
     for fault in ALL {
         let _ = write!(text, "| **{}** | {} | ", fault.name, fault.about);
         let mut rows = parts.iter().flat_map(|part| &part.rows);
