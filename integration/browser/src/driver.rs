@@ -1,5 +1,5 @@
-//! A WebDriver client with the few commands that the tests need. Published clients have a licence
-//! that this project does not accept, or need two HTTP stacks.
+//! A minimal WebDriver client for the browser tests. Published clients need two HTTP stacks, or
+//! have a licence that this project does not accept.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -16,19 +16,19 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 
-/// Timeout of a WebDriver command. In a busy VM, a browser may take half a minute for its first
-/// page. The wait for a text on the page has its own timeout, [`PATIENCE`].
+/// Timeout of one WebDriver command. It is long, because a browser in a busy VM may take half a
+/// minute to load its first page. Waits for page content use [`PATIENCE`].
 const COMMAND: Duration = Duration::from_mins(2);
-/// Maximum number of attempts to start chromedriver. An attempt fails if chromedriver reports no
-/// port.
+/// Maximum number of attempts to start chromedriver. An attempt fails if chromedriver exits before
+/// it prints its port.
 const STARTS: usize = 10;
-/// Interval between two checks of an awaited condition.
+/// Pause between two runs of the script in [`Browser::until`].
 const LOOK: Duration = Duration::from_millis(50);
-/// Timeout of an awaited condition. The page polls less often if responses are slow: in a busy VM,
-/// its second response may arrive only after ten seconds.
+/// Time limit of [`Browser::until`]. It is long, because the page polls less often while responses
+/// are slow: in a busy VM, the second response may take ten seconds.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Keys that produce no character.
+/// Keys without a printable character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Key {
     /// The Escape key.
@@ -55,9 +55,9 @@ impl Key {
     }
 }
 
-/// Starts chromedriver. Returns its process and its port. chromedriver takes a free port of
-/// 127.0.0.1 and the same port of `::1`. If another program uses the port of `::1`, chromedriver
-/// exits. This function then starts chromedriver again.
+/// Starts chromedriver, and returns its process and its port. chromedriver listens on a free port
+/// of 127.0.0.1 and on the same port of `::1`. If the port of `::1` is in use, chromedriver exits,
+/// and this function starts it again.
 fn driver() -> Result<(Child, u16)> {
     let mut said = String::new();
     for _ in 0..STARTS {
@@ -133,7 +133,7 @@ impl Browser {
         Ok(browser)
     }
 
-    /// Opens a URL.
+    /// Loads a URL in the browser's window.
     ///
     /// # Errors
     ///
@@ -142,7 +142,7 @@ impl Browser {
         self.command("url", &json!({ "url": to })).map(drop)
     }
 
-    /// Runs JavaScript with `arguments`, and returns the script's result.
+    /// Runs JavaScript in the page with `arguments`, and returns the script's result.
     ///
     /// # Errors
     ///
@@ -189,7 +189,7 @@ impl Browser {
     ///
     /// # Errors
     ///
-    /// Fails after half a minute, with the visible text.
+    /// Fails after 30 s. The error quotes the page's visible text.
     pub fn until(&self, awaited: &str, script: &str) -> Result<Value> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -213,7 +213,7 @@ impl Browser {
         }
     }
 
-    /// Waits until the page shows a text.
+    /// Waits until the page's visible text contains `text`.
     ///
     /// # Errors
     ///
@@ -224,7 +224,7 @@ impl Browser {
         self.until(&format!("the text {quoted}"), &script).map(drop)
     }
 
-    /// Waits until the page shows each of the texts.
+    /// Waits for each of `texts` in turn, like [`sees`](Self::sees).
     ///
     /// # Errors
     ///
@@ -233,7 +233,7 @@ impl Browser {
         texts.iter().try_for_each(|text| self.sees(text))
     }
 
-    /// Sets the size of the window in pixels.
+    /// Sets the size of the page's viewport, in CSS pixels.
     ///
     /// # Errors
     ///
@@ -255,8 +255,8 @@ impl Browser {
         self.devtools("Emulation.setEmulatedMedia", &json!({"features": features}))
     }
 
-    /// Takes the errors from the browser's console: failed scripts, and loads that the page's
-    /// content security policy blocked.
+    /// Returns the console errors since the previous call: failed scripts and requests, and loads
+    /// that the page's content security policy blocked.
     ///
     /// # Errors
     ///
@@ -271,7 +271,7 @@ impl Browser {
             .collect())
     }
 
-    /// Writes a screenshot to `FOLDER/NAME.png` if `BROWSER_SHOTS` names a directory.
+    /// Writes a screenshot to `$BROWSER_SHOTS/NAME.png` if this environment variable is set.
     ///
     /// # Errors
     ///
@@ -336,7 +336,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // Ends the session, which ends the browser. Otherwise, the browser would outlive a killed
+        // Ends the WebDriver session, and with it the browser, which would outlive a killed
         // chromedriver.
         if !self.session.is_empty() {
             let path = format!("/session/{}", self.session);

@@ -1,4 +1,5 @@
-//! A server that serves the daemon's page, and API responses from a [`World`].
+//! An HTTP server with the files of the daemon's page `/ui/`, and with API responses from a
+//! [`World`].
 
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -21,7 +22,7 @@ use tokio::sync::oneshot;
 
 use crate::World;
 
-/// A running server. Dropping it closes all connections.
+/// A running HTTP server on 127.0.0.1. Dropping it closes all connections.
 #[derive(Debug)]
 pub struct Fixture {
     address: SocketAddr,
@@ -66,7 +67,7 @@ impl Fixture {
         })
     }
 
-    /// Returns the URL of a view of the page.
+    /// Returns the URL of the page's view `hash`, such as `#/top`.
     pub fn page(&self, hash: &str) -> String {
         format!("http://{}/ui/{hash}", self.address)
     }

@@ -1,4 +1,4 @@
-//! The data that the fixture serves: a node with many Services and some problems.
+//! Data for the fixture's API responses: a node with many Services and some problems.
 
 use std::net::Ipv4Addr;
 use std::sync::Mutex;
@@ -14,7 +14,8 @@ use view::{
 /// Text that runs a script if the page treats the text as HTML markup.
 pub const MARKUP: &str = "<img src=x onerror=\"window.harmed=1\"><script>window.harmed=1</script>";
 
-/// Returns a text that is as long as an object name may be, and has no place for a line break.
+/// Returns a text of 253 characters, the maximum of most object names, without a place for a line
+/// break.
 fn long_name() -> String {
     "x".repeat(253)
 }
@@ -46,7 +47,7 @@ impl World {
         }
     }
 
-    /// Removes the names of all pods.
+    /// Removes the pod names from all endpoints.
     #[must_use]
     pub fn without_pods(mut self) -> Self {
         for port in self
@@ -80,7 +81,7 @@ impl World {
         Self { mode, ..self }
     }
 
-    /// Creates a node whose daemon still waits for its initial lists.
+    /// Creates a world whose daemon still waits for its initial lists.
     pub fn starting() -> Self {
         Self {
             is_starting: true,
@@ -119,7 +120,8 @@ impl World {
         service
     }
 
-    /// Returns the response of `/api/v1/services`.
+    /// Returns a page of `/api/v1/services`: at most `limit` Services, from the first Service after
+    /// `after`.
     pub fn services(
         &self,
         namespace: &str,
@@ -161,7 +163,7 @@ impl World {
         }
     }
 
-    /// Returns the response of `/api/v1/services/NAMESPACE/NAME`.
+    /// Returns the response of `/api/v1/services/NAMESPACE/NAME`, or `None` for an unknown Service.
     pub fn service(&self, namespace: &str, name: &str) -> Option<Service> {
         let found = self
             .services
@@ -182,8 +184,8 @@ impl World {
         status
     }
 
-    /// Returns the response of `/api/v1/top`. The first response has no rates, because rates need
-    /// two samples.
+    /// Returns the response of `/api/v1/top`. In the first response, the interval between two
+    /// samples is 0, so the page shows no rates.
     pub fn top(&self) -> Top {
         let now = Instant::now();
         let before = self.last.lock().ok().and_then(|mut last| last.replace(now));
@@ -241,12 +243,12 @@ const STARTING: &str = include_str!("world/starting.json");
 const EXPLAIN: &str = include_str!("world/explain.json");
 const SERVICE: &str = include_str!("world/service.json");
 
-/// Replaces placeholders in a JSON text with `texts`, and parses the result.
+/// Replaces each placeholder of `texts` in a JSON text, and parses the result.
 fn read<T: DeserializeOwned>(json: &str, texts: &[(&str, &str)]) -> T {
     let mut json = json.to_owned();
     for (place, text) in texts.iter().chain(&[("{markup}", MARKUP)]) {
         let quoted = Value::from(*text).to_string();
-        // Removes the quotes around the encoded JSON string.
+        // Removes the quotes of the JSON string, because the placeholder is already inside quotes.
         json = json.replace(place, quoted.get(1..quoted.len() - 1).unwrap_or_default());
     }
     serde_json::from_str(&json).expect("the answers of the fixture are read")

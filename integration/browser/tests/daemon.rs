@@ -39,8 +39,8 @@ fn read_by_an_operator(c: &mut Cluster) -> Outcome {
     Ok(read?)
 }
 
-/// Forwards connections from the metrics address on the outside host to the metrics address on the
-/// node, until the process ends.
+/// Forwards connections from the outside host's metrics address to the node's metrics address,
+/// until the test process ends.
 fn forward_port(c: &Cluster) -> Result<()> {
     let listener = c.outside.enter(|| TcpListener::bind(METRICS))?;
     let node = c.node1.clone();
@@ -65,7 +65,7 @@ fn copy(mut from: TcpStream, mut to: TcpStream) {
         Ok(_) => Shutdown::Write,
         Err(_) => Shutdown::Both,
     };
-    // Fails only if the connection is already closed.
+    // Shutdown fails only if the connection is already closed.
     drop(to.shutdown(how));
 }
 
@@ -112,7 +112,7 @@ fn in_a_browser(c: &Cluster, mut daemon: Running) -> Result<()> {
         "return document.getElementById('gone').hidden",
     )?;
     browser.sees("node1 · iptables")?;
-    // The errors so far are those of requests to the stopped daemon.
+    // Discards the console errors so far, which come from requests to the stopped daemon.
     browser.complaints()?;
     its_packets_path_is_drawn(
         &browser,
@@ -161,8 +161,8 @@ fn its_traffic_is_seen(c: &Cluster, browser: &Browser) -> Result<()> {
     browser.picture("daemon-top")
 }
 
-/// Checks the drawing of a packet's path: it contains the kernel's entries, and both endpoints with
-/// their probabilities.
+/// Checks that the drawing of a packet's path contains the kernel entries `entries`, and both
+/// endpoints with their probabilities.
 fn its_packets_path_is_drawn(browser: &Browser, name: &str, entries: &[&str]) -> Result<()> {
     browser.run("location.hash = '#/explain?to=10.96.0.10:80&from=pod'", &[])?;
     browser.until(
@@ -204,7 +204,7 @@ fn an_endpoint_that_drains_is_seen(c: &Cluster, browser: &Browser) -> Result<()>
     Ok(())
 }
 
-/// Returns Services with one endpoint each, in ten namespaces.
+/// Returns the manifests of [`MANY`] Services with one endpoint each, in ten namespaces.
 fn many() -> String {
     let mut text = String::new();
     for number in 0..MANY {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 const MANY: usize = 10_000;
 
-/// Starts a browser with a separate profile.
+/// Starts a browser with an empty profile. `name` names the profile's directory.
 fn browser(name: &str) -> Result<Browser> {
     let profile = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("profile-{name}"));
     if profile.exists() {
@@ -91,7 +91,7 @@ fn ten_thousand_services_are_searched_by_keyboard() -> Result<()> {
         "Weight",
     ])?;
     ensure!(hash(&browser)? == "#/services/team-1/web-04321");
-    // The first response has no rates. The second response has rates.
+    // Only the second response has rates, because rates need two samples.
     browser.until(
         "rates",
         "return [...document.querySelectorAll('td[data-title=\"New/s\"]')].some((cell) => cell.textContent > 0)",

@@ -22,12 +22,12 @@ impl Chance {
         mixed ^ (mixed >> 31)
     }
 
-    /// Returns a number below `limit`, which must not be 0.
+    /// Returns a pseudo-random number below `limit`, which must not be 0.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.number() % limit
     }
 
-    /// Returns a number below `limit`, as a byte.
+    /// Returns a pseudo-random byte below `limit`, which must not be 0.
     pub fn small(&mut self, limit: u8) -> u8 {
         u8::try_from(self.below(limit.into())).unwrap_or(0)
     }
@@ -37,7 +37,7 @@ impl Chance {
         usize::try_from(self.below(len.max(1) as u64)).unwrap_or(0)
     }
 
-    /// Returns a number within the range.
+    /// Returns a number from the start to the end of `range`, both included.
     pub fn within(&mut self, range: RangeInclusive<u64>) -> u64 {
         range.start() + self.below(range.end() - range.start() + 1)
     }
@@ -47,7 +47,7 @@ impl Chance {
         self.below(times) == 0
     }
 
-    /// Returns a random item, or `None` if there are no items.
+    /// Returns a random item of `all`, or `None` if `all` is empty.
     pub fn one_of<'a, T>(&mut self, all: &'a [T]) -> Option<&'a T> {
         let at = self.index(all.len());
         all.get(at)

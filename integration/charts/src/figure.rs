@@ -1,6 +1,7 @@
-//! Formats the figures of reports and charts.
+//! Number formats of reports and charts.
 
-/// Formats a figure with three significant digits: `0.0123`, `1.23`, `12.3`, `12,345`.
+/// Formats a figure with three significant digits, or as a whole number from 100 on: `0.0123`,
+/// `12.3`, `12,345`.
 pub fn short(value: f64) -> String {
     if value == 0.0 {
         return "0".into();
@@ -9,7 +10,7 @@ pub fn short(value: f64) -> String {
     if magnitude >= 99.95 {
         return grouped(value);
     }
-    // A value below 9.995 gets two decimals, a value below 0.9995 three decimals, and so on.
+    // Values below 9.995 get two decimals, values below 0.9995 three decimals, and so on.
     let mut decimals = 1;
     let mut bound = 9.995;
     while magnitude < bound && decimals < 6 {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-/// Line of a chart.
+/// A line of a chart, with its name.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Line {
     /// Name at the end of the line.
@@ -12,8 +12,8 @@ pub struct Line {
     /// Points of the line. In a benchmark chart, x is the number of Services and y the median. In a
     /// soak chart, x is the time in minutes and y the value.
     pub points: Vec<(f64, f64)>,
-    /// Numbers of Services for which the benchmark gave no result, each with the time limit that
-    /// the benchmark exceeded.
+    /// Results that exceeded the benchmark's time limit: the number of Services, and this limit in
+    /// seconds.
     pub over: Vec<(f64, f64)>,
 }
 
@@ -32,10 +32,11 @@ pub(crate) const COLOURS: [&str; 7] = [
 ];
 pub(crate) const STYLE: &str = "<style>text{font:13px system-ui,sans-serif;fill:#24292f}.t{font-size:15px;font-weight:600}.s{font-size:12px;fill:#57606a}.g{stroke:#8c959f;stroke-opacity:.35}.a{stroke:#8c959f}@media(prefers-color-scheme:dark){text{fill:#e6edf3}.s{fill:#a6b0bb}}</style>";
 
-/// Marks of an axis: the position and the text of each.
+/// Marks of an axis: position on the sheet in pixels, and text.
 pub(crate) type Marks = Vec<(f64, String)>;
 
-/// Draws the axes: the unit above, marks on the left and below, and the title of the lower axis.
+/// Draws both axes: `unit` above the left axis, the marks `left` and `below`, and `name` under the
+/// lower axis.
 pub(crate) fn axes(svg: &mut String, unit: &str, left: Marks, below: Marks, name: &str) {
     _ = write!(
         svg,
@@ -66,7 +67,7 @@ pub(crate) fn axes(svg: &mut String, unit: &str, left: Marks, below: Marks, name
     );
 }
 
-/// Draws a line through points on the sheet.
+/// Draws a line through the pixel positions `places`, in the colour and dash pattern of [`look`].
 pub(crate) fn polyline(svg: &mut String, number: usize, width: &str, places: &[(f64, f64)]) {
     let (colour, dash) = look(number);
     let places: Vec<String> = places
@@ -80,7 +81,7 @@ pub(crate) fn polyline(svg: &mut String, number: usize, width: &str, places: &[(
     );
 }
 
-/// Draws the names of lines at their ends. If names overlap, moves them apart.
+/// Draws each line's name at the height of the line's end. Moves overlapping names apart.
 pub(crate) fn names(svg: &mut String, lines: &[Line], y: impl Fn(f64) -> f64) {
     let mut ends: Vec<(f64, &str, &str)> = lines
         .iter()
@@ -96,7 +97,7 @@ pub(crate) fn names(svg: &mut String, lines: &[Line], y: impl Fn(f64) -> f64) {
         end.0 = end.0.max(lowest);
         lowest = end.0 + NAME_HEIGHT;
     }
-    // If the lowest name is below the sheet, moves the names up.
+    // Moves names up if the lowest name would be below the lower axis.
     let mut highest = BOTTOM;
     for end in ends.iter_mut().rev() {
         end.0 = end.0.min(highest);
@@ -121,7 +122,7 @@ pub(crate) fn open(title: &str, height: f64) -> String {
     )
 }
 
-/// Returns the colour and the dash pattern for an index.
+/// Returns the colour and the SVG dash attribute of the line with index `number`.
 pub(crate) fn look(number: usize) -> (&'static str, &'static str) {
     let dashes = ["", " stroke-dasharray=\"6 4\"", " stroke-dasharray=\"2 3\""];
     let pick = |of: &[&'static str], number: usize| of.get(number % of.len()).copied();

@@ -95,7 +95,7 @@ fn next(round: f64) -> f64 {
     }
 }
 
-/// Draws lines. Returns `None` if no line has a point.
+/// Draws a line chart as SVG. Returns `None` if no line has a point.
 pub fn lines(title: &str, unit: &str, lines: &[Line]) -> Option<String> {
     let all = || {
         lines
@@ -145,7 +145,7 @@ pub fn lines(title: &str, unit: &str, lines: &[Line]) -> Option<String> {
     Some(svg)
 }
 
-/// Draws horizontal bars with names and values on a linear scale from 0.
+/// Draws horizontal bars on a linear scale from 0, as SVG. Returns `None` without bars.
 pub fn bars(title: &str, unit: &str, bars: &[(String, f64)]) -> Option<String> {
     const ROW: f64 = 20.0;
     /// Maximum number of characters of a name. The chart truncates a longer name.
@@ -187,7 +187,7 @@ pub fn bars(title: &str, unit: &str, bars: &[(String, f64)]) -> Option<String> {
     Some(svg)
 }
 
-/// Formats a number of Services in thousands: `10k`.
+/// Formats a number in thousands or millions: `500`, `10k`, `1M`.
 fn thousands(value: f64) -> String {
     if value >= 999_999.0 {
         format!("{:.0}M", value / 1e6)

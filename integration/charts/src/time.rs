@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use crate::figure::short;
 use crate::frame::{BOTTOM, HEIGHT, LEFT, Line, RIGHT, TOP, axes, names, open, polyline};
 
-/// Approximate number of marks on an axis.
+/// Approximate number of tick marks on an axis.
 const TICKS: f64 = 6.0;
 
 /// A linear scale. It maps the values from 0 to `high`, a round number, to the positions from

@@ -3,13 +3,13 @@
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// Kubernetes' programs in a directory. All programs have the same version.
+/// Directory with Kubernetes' programs, all of the same version.
 #[derive(Debug, Clone)]
 pub(crate) struct Binaries {
     folder: PathBuf,
 }
 
-/// Programs that a cluster needs, each with the download that contains it.
+/// Programs that every cluster needs, each with the download that contains it.
 const CLUSTER: [(&str, &str); 7] = [
     ("kube-apiserver", SERVER),
     ("kube-controller-manager", SERVER),
@@ -42,7 +42,8 @@ const PACKAGES: [(&str, &str); 4] = [
 ];
 
 impl Binaries {
-    /// Finds the programs in a directory. If some are missing, returns a line for each of them.
+    /// Checks that all needed programs and Debian packages are there. The error has a line for each
+    /// missing program.
     pub(crate) fn find(
         folder: Option<&Path>,
         further: &[(&str, &str)],
@@ -78,7 +79,7 @@ impl Binaries {
         self.folder.join(name)
     }
 
-    /// Returns the image archives in the directory (`images/*.tar`), sorted.
+    /// Returns the paths of the image archives `images/*.tar` in the directory, sorted.
     pub(crate) fn images(&self) -> Vec<PathBuf> {
         let entries = std::fs::read_dir(self.folder.join("images"));
         let mut archives: Vec<PathBuf> = entries
@@ -123,7 +124,7 @@ mod tests {
                 "{missing:?}"
             );
         }
-        // Creates a directory with the name of a program. A directory does not count as a program.
+        // A directory with the name of a program does not count as a program.
         let folder = std::env::temp_dir().join(format!("cluster-{}", std::process::id()));
         std::fs::create_dir_all(folder.join("kubelet")).unwrap();
         std::fs::write(folder.join("etcd"), "").unwrap();

@@ -12,22 +12,21 @@ use crate::binaries::Binaries;
 use crate::nodes::FIRST;
 use crate::run::Kubectl;
 
-/// Timeout for the API server to respond after the start of the control plane. Loading the programs
-/// takes long in a VM.
+/// Timeout for the API server's first response. It is long, because a VM loads the programs slowly.
 const SERVES_WITHIN: Duration = Duration::from_mins(3);
 const ETCD: &str = "http://127.0.0.1:2379";
 const STATIC_PODS: &str = "/etc/kubernetes/manifests";
 /// Name that kubeadm gives to the group of administrators and to its ClusterRoleBinding.
 const ADMINS: &str = "kubeadm:cluster-admins";
 
-/// A running control plane: its `kubectl`, and `kubeadm` for further phases.
+/// A running control plane, with runners of `kubectl` and `kubeadm`.
 #[derive(Debug)]
 pub(crate) struct ControlPlane {
     pub(crate) kubectl: Kubectl,
     kubeadm: Kubeadm,
 }
 
-/// Runner of `kubeadm` with the configuration of the cluster.
+/// Runner of `kubeadm` on the first node, with the cluster's configuration file.
 #[derive(Debug)]
 struct Kubeadm {
     place: Place,
@@ -44,7 +43,7 @@ impl Kubeadm {
             .with_context(|| format!("kubeadm {}", arguments.join(" ")))
     }
 
-    /// Runs a phase of `kubeadm init`.
+    /// Runs one phase of `kubeadm init`, such as `certs all`. Returns its output.
     fn phase(&self, phase: &[&str]) -> Result<String> {
         self.run(&[&["init", "phase"], phase].concat())
     }
@@ -69,7 +68,7 @@ impl ControlPlane {
             program,
             config,
         };
-        // Removes the files that a previous run wrote, because kubeadm would reuse them.
+        // Removes the files of a previous run, which kubeadm would reuse.
         let _ = std::fs::remove_dir_all("/etc/kubernetes");
         for phase in [
             ["certs", "all"],
@@ -98,13 +97,13 @@ impl ControlPlane {
         programs
             .until("the API server is ready", SERVES_WITHIN, is_ready)
             .with_context(|| format!("see {}", logs.join("kube-apiserver.log").display()))?;
-        // Both programs exit after ten seconds without the API server or without their roles. In
-        // this cluster, no supervisor would restart them.
+        // Both programs exit after ten seconds without the API server or without their roles, and
+        // this cluster has no supervisor that would restart them.
         run("kube-controller-manager")?;
         run("kube-scheduler")?;
-        // Binds roles as `kubeadm init` does between its phases. `kubectl exec` works only if the
-        // API server may connect to kubelets. The API server's client certificate names a group or,
-        // in Kubernetes 1.36, only a user.
+        // Binds the roles that `kubeadm init` binds between its phases. `kubectl exec` needs the
+        // API server's right to connect to kubelets. The API server's client certificate names a
+        // group or, in Kubernetes 1.36, only a user.
         for (name, role, who) in [
             (ADMINS, "cluster-admin", format!("--group={ADMINS}")),
             (
@@ -126,21 +125,22 @@ impl ControlPlane {
             .run(&["kubeconfig", "user", &client, "--org=system:nodes"])
     }
 
-    /// Adds kubeadm's DaemonSet of kube-proxy, with its ConfigMap, account and role.
+    /// Creates kubeadm's DaemonSet of kube-proxy, with its ConfigMap, ServiceAccount and role
+    /// bindings.
     pub(crate) fn add_kube_proxy(&self) -> Result<()> {
         self.kubeadm.phase(&["addon", "kube-proxy"])?;
         Ok(())
     }
 
-    /// Adds kubeadm's CoreDNS.
+    /// Creates kubeadm's CoreDNS Deployment and Service.
     pub(crate) fn add_dns(&self) -> Result<()> {
         self.kubeadm.phase(&["addon", "coredns"])?;
         Ok(())
     }
 }
 
-/// Returns kubeadm's configuration. The cluster has both IP families. The controller manager
-/// allocates no pod ranges to nodes, because each node already has its pod ranges.
+/// Returns kubeadm's configuration for a dual-stack cluster. The controller manager allocates no
+/// pod ranges to nodes, because each node already has its pod ranges.
 fn configuration(version: &str, mode: &str) -> String {
     let host = FIRST;
     format!(
@@ -168,7 +168,8 @@ conntrack: {{maxPerCore: 0}}
     )
 }
 
-/// Returns the command line of a static pod, with the program from the user's directory.
+/// Returns the command line of kubeadm's static pod `name`, with the program from the user's
+/// directory.
 fn command(binaries: &Binaries, name: &str) -> Result<Vec<String>> {
     let file = Path::new(STATIC_PODS).join(format!("{name}.yaml"));
     let text = std::fs::read_to_string(&file)

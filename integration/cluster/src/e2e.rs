@@ -56,9 +56,9 @@ pub(crate) fn command(
     argv
 }
 
-/// Reads the JUnit report of `e2e.test`, and the number of chosen specs from its log. If the log
-/// lacks this number, all chosen specs count as started. A failure then shows only in the exit
-/// status of `e2e.test`.
+/// Reads the results from the JUnit report of `e2e.test`, and the number of chosen specs from its
+/// log. If the log lacks this number, all chosen specs count as started. A failure then shows only
+/// in the exit status of `e2e.test`.
 ///
 /// # Errors
 /// Fails if one of the files does not exist.
@@ -87,7 +87,7 @@ fn parse(text: &str, chosen: usize) -> Results {
     for case in text.split("<testcase ").skip(1) {
         let case = case.split("</testcase>").next().unwrap_or(case);
         let name = attribute(case, "name").unwrap_or_default();
-        // Skips the setup and teardown of the suite.
+        // Skips the suite's setup and teardown, whose names lack the prefix `[It]`.
         if !name.starts_with("[It]") {
             continue;
         }
@@ -136,8 +136,7 @@ fn parse(text: &str, chosen: usize) -> Results {
     results
 }
 
-/// Returns the value of an attribute with its escapes resolved. Searches only up to the end of the
-/// element.
+/// Returns the unescaped value of an attribute in an element's start tag.
 fn attribute(element: &str, name: &str) -> Option<String> {
     let head = element.split('>').next()?;
     let (_, rest) = head.split_once(&format!("{name}=\""))?;

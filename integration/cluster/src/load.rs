@@ -8,7 +8,7 @@ use std::time::Duration;
 use lab::traffic::{Client, Traffic};
 use lab::{Failure, Place, http};
 
-/// Pause of a client between two requests.
+/// Pause of a client between a response and its next request.
 const REST: Duration = Duration::from_millis(50);
 
 /// Starts two clients. One client opens a connection for each request. The other client keeps its
@@ -26,7 +26,7 @@ pub(crate) fn start(traffic: &mut Traffic, from: &Place, to: SocketAddr) {
 }
 
 /// Sends one request on the connection `open`, or on a new connection if `open` is `None`. Returns
-/// the response's body and the connection.
+/// the response's body and the connection, which the caller may reuse.
 fn ask(open: Option<TcpStream>, to: SocketAddr) -> io::Result<(String, TcpStream)> {
     let mut socket = open.map_or_else(|| http::connect(to, 0, false), Ok)?;
     let (who, _) = http::get(&mut socket, "/", false)?;

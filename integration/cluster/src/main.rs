@@ -35,10 +35,11 @@ use lab::traffic::Traffic;
 use nodes::{Folders, Kubelet};
 use proxy::{Image, Proxy};
 
-/// Exit status if programs are missing.
+/// Exit status if Kubernetes' programs or the node's packages are missing.
 const MISSING: u8 = 2;
 
-/// Time that `e2e.test` has for its report, between the last spec and the time limit.
+/// Time between the limit for new specs and the end of the run, in which `e2e.test` writes its
+/// report.
 const TO_REPORT: Duration = Duration::from_mins(2);
 
 /// Script that prepares the kernel modules:
@@ -149,7 +150,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Builds the images, and runs this program again in the lab.
+/// Builds the cluster's images on the host, and runs this program again in the lab.
 fn carry(arguments: &Arguments) -> Result<ExitCode> {
     let out = &arguments.out;
     std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
@@ -182,7 +183,7 @@ fn carry(arguments: &Arguments) -> Result<ExitCode> {
 
 /// A running cluster in a VM of the lab.
 struct Cluster {
-    /// Time at which the boot of the cluster started.
+    /// Time at which the boot of the cluster started, for the time limit.
     started: Instant,
     control_plane: ControlPlane,
     kubelets: Vec<Kubelet>,
@@ -223,7 +224,8 @@ fn inside(arguments: &Arguments, binaries: &Binaries) -> Result<ExitCode> {
 }
 
 impl Cluster {
-    /// Boots the cluster with `image` in the DaemonSet. Also imports the images in `further`.
+    /// Boots the cluster with `image` in kubeadm's DaemonSet. The nodes' containerd also imports
+    /// the images in `further`.
     fn boot(
         arguments: &Arguments,
         binaries: &Binaries,
@@ -312,7 +314,7 @@ impl Cluster {
         Ok(&last.node)
     }
 
-    /// Prints nodes and pods as kubectl shows them.
+    /// Prints nodes, pods, Services and EndpointSlices as `kubectl get` prints them.
     fn show(&self) -> Result<()> {
         let kubectl = &self.control_plane.kubectl;
         print!("{}", kubectl.run(&["get", "nodes", "-o", "wide"])?);
@@ -324,7 +326,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Runs the user's command and forwards its output.
+    /// Runs the shell command of `--run` on the first node, and forwards its output.
     fn run_script(&self, script: &str, binaries: &Binaries) -> Result<ExitCode> {
         let mut command = self.first()?.command("sh");
         let path = std::env::var("PATH").unwrap_or_default();
@@ -353,7 +355,7 @@ impl Cluster {
                 "there is no images/coredns*.tar: specs that ask for a Service by its name will fail"
             );
         }
-        // Time limit for the specs. It leaves time for the report.
+        // The specs get the remaining time of the run, minus the time for the report.
         let limit = Duration::from_secs(arguments.minutes * 60);
         let left = limit.saturating_sub(self.started.elapsed());
         let argv = e2e::command(
@@ -377,8 +379,8 @@ impl Cluster {
             !results.is_complete() || !results.passed.is_empty() || !results.failed.is_empty(),
             "no spec was run: {focus} without {skip} chooses none"
         );
-        // Checks the exit status. Only this status shows a failed setup or teardown of the suite,
-        // because they are not specs.
+        // Also checks the exit status, because only this status shows a failed setup or teardown of
+        // the suite.
         ensure!(
             ended.status.success() || !results.failed.is_empty() || !results.is_complete(),
             "e2e.test ended with {}, though no spec failed: see e2e.log",
@@ -391,7 +393,8 @@ impl Cluster {
         })
     }
 
-    /// Migrates from one image to another image and back, while clients send requests.
+    /// Migrates the DaemonSet from the image `first` to another image and back, while clients send
+    /// requests.
     fn migrate(
         &self,
         first: &Image,

@@ -12,7 +12,7 @@ use crate::control_plane::ControlPlane;
 
 /// Address of the first node, on which the control plane runs.
 pub(crate) const FIRST: &str = "172.35.0.100";
-/// Timeout for the start of a node. The start includes unpacking images.
+/// Timeout for a node's start, in which containerd also unpacks images.
 const STARTS_WITHIN: Duration = Duration::from_mins(5);
 const READY_WITHIN: Duration = Duration::from_mins(4);
 const SCRIPT: &str = include_str!("../node.sh");
@@ -34,7 +34,7 @@ pub(crate) struct Folders {
     pub(crate) logs: PathBuf,
 }
 
-/// Creates nodes in the lab's network. The nodes do not run Kubernetes' programs yet.
+/// Creates nodes in the lab's network, without containerd and kubelet.
 pub(crate) fn lay(world: &mut World, count: u8) -> Result<Vec<Node>> {
     (1..=count)
         .map(|number| {
@@ -134,8 +134,8 @@ fn is_ready(object: &Value) -> bool {
     })
 }
 
-/// Returns containerd's configuration. Containers get no cgroups of their own, because a VM lacks
-/// some cgroup controllers.
+/// Returns containerd's configuration. containerd creates no cgroups for containers, because the
+/// lab's VM lacks some cgroup controllers.
 fn containerd(state: &Path, run: &Path) -> String {
     let (state, run) = (state.display(), run.display());
     format!(
@@ -158,8 +158,8 @@ state = \"{run}/containerd\"
     )
 }
 
-/// Returns a CNI configuration. It attaches pods to the node's bridge, with addresses from the
-/// node's ranges.
+/// Returns a CNI configuration that attaches pods to the node's bridge. Pods get addresses from the
+/// node's pod ranges.
 fn cni(node: &Node) -> Value {
     let ranges: Vec<Value> = node
         .pod_ranges()
@@ -216,7 +216,8 @@ mod tests {
     use super::*;
     use crate::programs::Programs;
 
-    /// Runs `node.sh` as root of a mount namespace, with stand-ins for containerd and the kubelet.
+    /// Runs `node.sh` in its own mount namespace, with shell scripts instead of containerd and the
+    /// kubelet.
     #[test]
     fn a_wait_fails_with_the_last_log_lines_of_an_exited_kubelet() {
         let namespaces = ["--mount", "--uts"];

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use lab::{Place, Running};
 
-/// Interval between two checks of the awaited state and of the programs.
+/// Pause between two checks of an awaited condition, and of the running programs.
 const GLANCE: Duration = Duration::from_secs(1);
-/// Number of lines that an error quotes from the output of a program that has ended.
+/// Number of log lines that an error quotes if a program has ended.
 const LINES: usize = 15;
 
 /// Running programs of the control plane and of the nodes. Dropping the last clone kills the
@@ -20,7 +20,7 @@ pub(crate) struct Programs(Arc<Mutex<Vec<Program>>>);
 #[derive(Debug)]
 struct Program {
     name: String,
-    /// File with the program's output. `None`: [`Running`] collects the output.
+    /// Log file of the program, or `None` if [`Running`] collects the output.
     log: Option<PathBuf>,
     running: Running,
 }

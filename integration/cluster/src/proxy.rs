@@ -58,7 +58,7 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// Reads the name of the image from an OCI archive or a `docker save` archive.
+    /// Reads the image's name from an OCI archive, or from an archive of `docker save`.
     pub(crate) fn read(archive: &Path) -> Result<Self> {
         let part = |file: &str| -> Option<Value> {
             let output = Command::new("tar")
@@ -103,8 +103,8 @@ impl Proxy<'_> {
             .run(&[&["-n", "kube-system"], arguments].concat())
     }
 
-    /// Puts our image into the DaemonSet, by the steps in the manifests' README. Takes the image's
-    /// name from the archive.
+    /// Patches kubeadm's DaemonSet with our patch file and image, by the steps in the manifests'
+    /// README.
     pub(crate) fn patch(&self, image: &Image) -> Result<()> {
         self.of_system(&["patch", "daemonset", "kube-proxy", "--patch-file", PATCH])?;
         self.swap(image)
@@ -117,7 +117,7 @@ impl Proxy<'_> {
         Ok(())
     }
 
-    /// Sets the proxy mode: writes the ConfigMap and restarts the pods.
+    /// Sets the proxy mode in kubeadm's ConfigMap, and restarts the DaemonSet's pods.
     pub(crate) fn set_mode(&self, mode: &str) -> Result<()> {
         let map = self
             .kubectl
@@ -167,7 +167,7 @@ impl Proxy<'_> {
         })
     }
 
-    /// Returns the logs of the DaemonSet's pods.
+    /// Returns the last 200 log lines of each pod of the DaemonSet, or the error of `kubectl`.
     pub(crate) fn said(&self) -> String {
         let said = self.of_system(&["logs", "-l", "k8s-app=kube-proxy", "--tail=200", "--prefix"]);
         said.unwrap_or_else(|error| format!("{error:#}"))

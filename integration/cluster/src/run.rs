@@ -18,7 +18,7 @@ pub(crate) struct Kubectl {
     pub(crate) programs: Programs,
 }
 
-/// Path of kubeadm's credentials that work without a role binding.
+/// Path of kubeadm's admin kubeconfig, which works without a ClusterRoleBinding.
 pub(crate) const ADMIN: &str = "/etc/kubernetes/super-admin.conf";
 
 impl Kubectl {
@@ -30,7 +30,8 @@ impl Kubectl {
         }
     }
 
-    /// Runs `kubectl`, which must succeed. Returns its output.
+    /// Runs `kubectl` with these arguments, and returns its standard output. Fails if `kubectl`
+    /// fails.
     pub(crate) fn run(&self, arguments: &[&str]) -> Result<String> {
         let own = [self.program.as_str(), "--kubeconfig", ADMIN];
         let argv = own.iter().chain(arguments);
@@ -39,8 +40,8 @@ impl Kubectl {
             .with_context(|| format!("kubectl {}", arguments.join(" ")))
     }
 
-    /// Creates the objects of a YAML text. Skips kubectl's validation, because this program wrote
-    /// the text.
+    /// Creates the objects of a YAML text, which it writes to the file `name` in `folder`. Skips
+    /// kubectl's validation, because this program wrote the text.
     pub(crate) fn create(&self, folder: &Path, name: &str, yaml: &str) -> Result<()> {
         let file = folder.join(name);
         std::fs::write(&file, yaml).with_context(|| format!("cannot write {}", file.display()))?;
@@ -49,7 +50,7 @@ impl Kubectl {
         Ok(())
     }
 
-    /// Returns an object or a list as JSON.
+    /// Runs `kubectl get -o json`, and returns the object or list.
     pub(crate) fn get(&self, arguments: &[&str]) -> Result<Value> {
         let text = self.run(&[&["get", "-o", "json"], arguments].concat())?;
         serde_json::from_str(&text).context("kubectl get says no JSON")

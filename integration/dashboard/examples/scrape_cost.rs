@@ -19,9 +19,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use scenarios::{Cluster, METRICS, Outcome, Service, Story, at, get, programmed, tcp, tell};
 
-/// Number of measurements per result.
+/// Number of measurements from which each result is computed.
 const TIMES: usize = 10;
-/// Pause after which the daemon reads the kernel's counters again.
+/// Pause between two scrapes, so that the daemon reads the kernel's counters again.
 const FRESH: Duration = Duration::from_millis(1100);
 
 macro_rules! stories {
@@ -63,7 +63,8 @@ fn measure(c: &mut Cluster, services: usize, detail: &str) -> Outcome {
     let meanwhile = thread::scope(|scope| {
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
-                // Ignores errors. If the daemon does not respond, the other measurements fail.
+                // Ignores errors: if the daemon does not respond, the other thread's measurements
+                // fail.
                 drop(scrape(c));
             }
         });
@@ -83,7 +84,7 @@ fn measure(c: &mut Cluster, services: usize, detail: &str) -> Outcome {
     c.stop()
 }
 
-/// Scrapes once. Returns the duration and the number of bytes.
+/// Scrapes `/metrics` once. Returns the duration, and the size of the response in bytes.
 fn scrape(c: &Cluster) -> Result<(Duration, usize)> {
     let began = Instant::now();
     let length = c.node1.enter(|| {
@@ -108,8 +109,8 @@ fn status_requests(c: &Cluster) -> Result<Vec<Duration>> {
     Ok(took)
 }
 
-/// Makes changes of endpoints. Returns the time of each change from its receipt until it is
-/// programmed, as the daemon's metrics report this time.
+/// Changes a Service's endpoints several times. Returns each change's time from receipt to the
+/// kernel, as in the daemon's metrics.
 fn changes(c: &Cluster) -> Result<Vec<Duration>> {
     let mut took = Vec::new();
     let mut before = programmed(c)?;
@@ -128,7 +129,7 @@ fn changes(c: &Cluster) -> Result<Vec<Duration>> {
     Ok(took)
 }
 
-/// Formats the median and the maximum.
+/// Formats the median and the maximum of the durations.
 fn spread(took: &[Duration]) -> String {
     let mut sorted = took.to_vec();
     sorted.sort_unstable();

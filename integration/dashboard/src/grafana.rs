@@ -4,7 +4,7 @@
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-/// Time range of a query, and the distance between its points.
+/// Time range of a query, and the distance of its points.
 #[derive(Debug, Clone, Copy)]
 pub struct Range {
     /// Start of the range, in seconds since the epoch.
@@ -16,7 +16,8 @@ pub struct Range {
 }
 
 impl Range {
-    /// Returns `$__rate_interval` in seconds, as Grafana computes it: at least four scrapes.
+    /// Returns `$__rate_interval` in seconds, as Grafana computes it: at least four scrape
+    /// intervals.
     fn rate_interval(&self) -> u64 {
         (self.step + self.step).max(4 * self.step)
     }
@@ -49,7 +50,7 @@ impl Dashboard {
         text(&self.0, "/title")
     }
 
-    /// Returns rows and panels in order. The panels of a collapsed row follow the row.
+    /// Returns all rows and panels in file order. The panels of a collapsed row follow the row.
     pub fn panels(&self) -> Vec<Panel<'_>> {
         let all = array(&self.0, "/panels").iter();
         all.flat_map(|one| std::iter::once(one).chain(array(one, "/panels")))
@@ -57,11 +58,11 @@ impl Dashboard {
             .collect()
     }
 
-    /// Returns the variables that have a query: name, selector of the query, and label.
+    /// Returns the name, series selector and label of each variable with a query.
     ///
     /// # Errors
     ///
-    /// Fails if a query is not `label_values`.
+    /// Fails if a query does not have the form `label_values(SELECTOR, LABEL)`.
     pub fn query_variables(&self, job: &str) -> Result<Vec<(&str, String, &str)>> {
         let variables = array(&self.0, "/templating/list").iter();
         let with_query = variables.filter(|one| text(one, "/type") == "query");
@@ -94,17 +95,18 @@ impl<'a> Panel<'a> {
         text(self.0, "/description")
     }
 
-    /// Returns Grafana's name of the panel's unit.
+    /// Returns the panel's unit by its name in Grafana, such as `s` or `bytes`.
     pub fn unit(&self) -> &'a str {
         text(self.0, "/fieldConfig/defaults/unit")
     }
 
-    /// Returns the URL of the panel's runbook, which contains a variable. Empty without a runbook.
+    /// Returns the URL of the panel's runbook, with unexpanded variables, or an empty text without
+    /// a runbook.
     pub fn runbook(&self) -> &'a str {
         text(self.0, "/links/0/url")
     }
 
-    /// Returns true if the panel draws points as bars. Other panels draw a line.
+    /// Returns true if the panel draws bars, false if it draws lines.
     pub fn has_bars(&self) -> bool {
         text(self.0, "/fieldConfig/defaults/custom/drawStyle") == "bars"
     }
@@ -119,8 +121,7 @@ impl<'a> Panel<'a> {
         text(self.0, "/fieldConfig/defaults/custom/stacking/mode") == "normal"
     }
 
-    /// Returns the panel's column, line, width and height in units of Grafana's grid. The grid has
-    /// 24 columns.
+    /// Returns the panel's `x`, `y`, `w` and `h` in Grafana's grid of 24 columns.
     pub fn grid_position(&self) -> [u64; 4] {
         ["x", "y", "w", "h"].map(|side| {
             let side = self.0.pointer(&format!("/gridPos/{side}"));
@@ -133,7 +134,7 @@ impl<'a> Panel<'a> {
         array(self.0, "/targets").iter().map(Target).collect()
     }
 
-    /// Returns the colour of a value by the panel's thresholds.
+    /// Returns the colour that the panel's thresholds give to a value.
     pub fn colour(&self, value: f64) -> &'a str {
         let mut steps = array(self.0, "/fieldConfig/defaults/thresholds/steps").iter();
         let reached = steps.rfind(|step| {
@@ -143,7 +144,8 @@ impl<'a> Panel<'a> {
         reached.map_or("", |step| text(step, "/color"))
     }
 
-    /// Returns the name of a query's column in a table, and true if the column is a duration.
+    /// Returns the name of the query's column in a table panel, and true if the column's unit is
+    /// seconds.
     pub fn column(&self, target: &Target<'_>) -> (&'a str, bool) {
         let letter = text(target.0, "/refId");
         let name = array(self.0, "/transformations").iter().find_map(|one| {
@@ -159,17 +161,18 @@ impl<'a> Panel<'a> {
 }
 
 impl<'a> Target<'a> {
-    /// Returns the query as written in the file.
+    /// Returns the PromQL query as written in the file, with unexpanded variables.
     pub fn raw(&self) -> &'a str {
         text(self.0, "/expr")
     }
 
-    /// Returns true if the query is evaluated at a single time.
+    /// Returns true for an instant query, which Prometheus evaluates at one time instead of over a
+    /// range.
     pub fn is_instant(&self) -> bool {
         self.0.get("instant") == Some(&Value::Bool(true))
     }
 
-    /// Returns the pattern for names of series, which may contain `{{labels}}`.
+    /// Returns the legend's pattern for a series, such as `{{label}}`.
     pub fn legend(&self) -> &'a str {
         text(self.0, "/legendFormat")
     }

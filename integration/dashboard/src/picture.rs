@@ -11,7 +11,7 @@ use crate::prometheus::Series;
 pub const WIDTH: u32 = 1440;
 /// Width of a grid column, in pixels.
 const COLUMN: u64 = 59;
-/// Height of a grid line, including the gap below the line, in pixels.
+/// Height of a grid row, including the gap below the row, in pixels.
 const LINE: u64 = 38;
 /// Gap between panels, in pixels.
 const GAP: u64 = 8;
@@ -125,13 +125,13 @@ fn table(panel: Panel<'_>, found: &[(Target<'_>, Vec<Series>)]) -> String {
     table + "</table>"
 }
 
-/// Colours of series by their names. A name has the same colour on the whole page.
+/// Colours of series, by the series' names. A series name has the same colour on the whole page.
 #[derive(Debug, Default)]
 struct Colours(HashMap<String, &'static str>);
 
 impl Colours {
-    /// Assigns a colour to each new name of a chart. If possible, takes a colour that the chart
-    /// does not use yet.
+    /// Returns a colour for each series name of a chart. A new name gets a colour that is unused in
+    /// this chart, if one is left.
     fn of_chart(&mut self, names: &[String]) -> Vec<&'static str> {
         let known = names.iter().filter_map(|name| self.0.get(name).copied());
         let mut used: HashSet<&str> = known.collect();
@@ -230,7 +230,7 @@ impl Frame<'_> {
         8.0 + self.height - value / self.top * self.height
     }
 
-    /// Starts the SVG with grid lines and labels.
+    /// Starts an SVG with horizontal grid lines, and with the labels of both axes.
     fn axes(&self, unit: &str) -> String {
         let (left, width, height) = (self.left, self.width, self.height);
         let mut svg = format!(
@@ -259,7 +259,7 @@ impl Frame<'_> {
         svg
     }
 
-    /// Draws a bar for each point.
+    /// Draws a bar for each point of a series.
     fn bars(&self, line: &Line, colour: &str) -> String {
         let step = self.range.step as f64 / (self.range.to - self.range.from) * self.width;
         let wide = (step * 0.8).max(2.0);
@@ -364,7 +364,7 @@ fn amount(value: f64, unit: &str) -> String {
     }
 }
 
-/// Formats a value with at most three digits.
+/// Formats a value with at most two decimals, and without decimals from 100 on.
 fn short(value: f64) -> String {
     let places = match value.abs() {
         value if value >= 100.0 => 0,

@@ -19,7 +19,7 @@ const ADDRESS: &str = "127.0.0.1:9090";
 const RESPONSE: Duration = Duration::from_secs(10);
 /// Timeout for the start of Prometheus.
 const START: Duration = Duration::from_secs(20);
-/// Text that Prometheus sends for a sample without a value.
+/// Value of a sample that is not a number, such as a quantile of an empty histogram.
 const NONE: &str = "NaN";
 
 /// A time series from a response.
@@ -32,7 +32,8 @@ pub struct Series {
 }
 
 impl Series {
-    /// Returns the legend of this series: the pattern with each `{{label}}` replaced.
+    /// Returns the legend of this series: the text `legend` with each `{{label}}` replaced by the
+    /// label's value.
     pub fn name_by(&self, legend: &str) -> String {
         self.labels
             .iter()
@@ -55,8 +56,8 @@ pub struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts a server on the node `place`, with its files in `folder`. Each second, the server
-    /// scrapes `target` as the job `kube-proxy`, and evaluates the rules. The environment variable
+    /// Starts Prometheus on the node `place`, with its files in `folder`. Each second, it scrapes
+    /// `target` as the job `kube-proxy`, and evaluates the rules. The environment variable
     /// `PROMETHEUS` has the program's path (`integration/promtool prometheus` prints it).
     ///
     /// # Errors
@@ -101,7 +102,7 @@ impl Prometheus {
         Ok(prometheus)
     }
 
-    /// Evaluates an expression over a time range.
+    /// Evaluates a PromQL expression at each step of a time range.
     ///
     /// # Errors
     ///
@@ -113,7 +114,7 @@ impl Prometheus {
         self.series(&path)
     }
 
-    /// Evaluates an expression at one time.
+    /// Evaluates a PromQL expression at one time, in seconds since the epoch.
     ///
     /// # Errors
     ///
@@ -123,7 +124,7 @@ impl Prometheus {
         self.series(&format!("/api/v1/query?query={query}&time={at}"))
     }
 
-    /// Returns the values of a label in the series that a selector matches.
+    /// Returns all values of a label in the series that match `selector`.
     ///
     /// # Errors
     ///
@@ -160,7 +161,7 @@ impl Prometheus {
         Ok(alerts)
     }
 
-    /// Returns the state of one alert.
+    /// Returns the state of the alert with this name.
     ///
     /// # Errors
     ///
@@ -189,7 +190,7 @@ impl Prometheus {
         Ok(answer.get_mut("data").map(Value::take).unwrap_or_default())
     }
 
-    /// Returns the body of a response, even if its status is an error. HTTP/1.0 avoids chunked
+    /// Sends a GET request, and returns the body even of an error response. HTTP/1.0 avoids chunked
     /// bodies.
     fn get(&self, path: &str) -> Result<String> {
         let answer = self.place.enter(|| {

@@ -21,13 +21,13 @@ use scenarios::{
 const FILE: &str = include_str!("../../../manifests/monitoring/dashboard.json");
 const RULES: &str = include_str!("../../../manifests/monitoring/rules.yaml");
 
-/// Name of the scrape job, as in the rules.
+/// Name of the scrape job, which the alert rules also contain.
 const JOB: &str = "kube-proxy";
-/// Pattern by which Grafana selects all nodes.
+/// Regular expression that Grafana inserts for `$instance` if all nodes are selected.
 const ALL: &str = ".*";
 
-/// Texts that occur only in queries without data on a healthy node. The panel of each such query
-/// also has a query with data.
+/// Parts of the queries that return no data on a healthy node. Each such panel also has a query
+/// with data.
 const EMPTY_IF_HEALTHY: [&str; 2] = [
     // The query per subsystem returns no data. The panel's query for the sum returns data.
     "result!=\"done\"}[$__rate_interval])) > 0",
@@ -72,7 +72,7 @@ fn read_by_prometheus(c: &mut Cluster) -> Outcome {
     panels.are_green()?;
     expect(&prometheus, &[])?;
 
-    // Causes drift, a rejected write, and an unreachable API server.
+    // Causes the test's faults: drift, a rejected write, and an unreachable API server.
     c.sh("ipvsadm -D -t 10.96.0.10:80")?;
     let refusing = faults.fail("iptables restore")?;
     api.apply(&with_source_ranges())?;
@@ -122,7 +122,7 @@ fn dns() -> Service {
         .endpoints("10.244.1.10 10.244.2.10")
 }
 
-/// Returns a Service without an endpoint on this node.
+/// Returns a Service without an endpoint on node1.
 fn local() -> Service {
     Service::new("local", "10.96.0.20")
         .port(tcp(80, 8080).node_port(30080))
@@ -130,7 +130,7 @@ fn local() -> Service {
         .spec("externalTrafficPolicy: Local")
 }
 
-/// Returns a Service with source ranges, which need new iptables rules.
+/// Returns a Service with source ranges. The test makes the write of its iptables rules fail.
 fn with_source_ranges() -> Service {
     Service::new("ranged", "10.96.0.30")
         .port(tcp(80, 8080))
@@ -139,7 +139,7 @@ fn with_source_ranges() -> Service {
         .spec("loadBalancerSourceRanges: [172.35.0.0/24]")
 }
 
-/// Creates traffic, probes and a draining endpoint, and adds and removes an endpoint.
+/// Sends traffic and probes, drains an endpoint, and adds and removes another endpoint.
 fn make_traffic(c: &Cluster, api: &ApiServer) -> Result<()> {
     let mut kept = Vec::new();
     for round in 0..10 {
@@ -208,7 +208,8 @@ fn variables_have_values(prometheus: &Prometheus, dashboard: &Dashboard) -> Resu
     Ok(())
 }
 
-/// Checks that Prometheus has loaded all rules, and that the active alerts are exactly `wanted`.
+/// Checks that Prometheus has loaded all alert rules, and that exactly the alerts `wanted` are
+/// active.
 fn expect(prometheus: &Prometheus, wanted: &[&str]) -> Result<()> {
     let alerts = prometheus.alerts()?;
     ensure!(
@@ -315,7 +316,7 @@ impl<'a> Panels<'a> {
         Ok(())
     }
 
-    /// Returns the title of each stat panel, with the colour of its threshold.
+    /// Returns each stat panel's title, and the colour that its thresholds give to its value.
     fn colours(&self) -> Vec<(&'a str, &'a str)> {
         let stats = self
             .results
@@ -345,7 +346,7 @@ impl<'a> Panels<'a> {
     }
 }
 
-/// Returns Grafana's name of a query's unit. The last word of a metric's name is its unit.
+/// Returns the Grafana unit that a query's metric names and functions imply.
 fn unit_of(query: &str) -> &'static str {
     let is_rate = query.contains("rate(") && !query.contains("histogram_quantile(");
     let counts_nodes = query.starts_with("count");

@@ -14,7 +14,7 @@ use serde_json::Value;
 /// Timeout for the daemon to program a node.
 const PROGRAMMED_WITHIN: Duration = Duration::from_secs(20);
 
-/// Report of the demo: the number of claims that held, and the claims that failed.
+/// Report of the demo: the number of confirmed claims, and the texts of failed claims.
 pub(crate) struct Account {
     seen: usize,
     failures: Vec<String>,
@@ -67,7 +67,7 @@ impl Account {
         Ok(())
     }
 
-    /// Prints a command and its output, indented.
+    /// Prints a command with the prompt `$`, and its output, both indented.
     #[allow(clippy::unused_self, reason = "the account is what is printed")]
     pub(crate) fn show(&self, command: &str, output: &str) {
         println!("\n   $ {command}");
@@ -77,7 +77,8 @@ impl Account {
         println!();
     }
 
-    /// Prints a claim with the observed result, and records whether the claim holds.
+    /// Prints a claim with the observed result. Counts the claim as confirmed if `is_so`, otherwise
+    /// as failed.
     pub(crate) fn claim(&mut self, claim: &str, is_so: bool, seen: &str) {
         if is_so {
             self.seen += 1;
@@ -87,13 +88,14 @@ impl Account {
         }
     }
 
-    /// Records a claim that did not hold.
+    /// Prints a failed claim, and keeps it for the summary.
     pub(crate) fn failed(&mut self, what: &str) {
         println!("   [FAIL] {what}");
         self.failures.push(what.to_owned());
     }
 
-    /// Prints the last line of the report, and returns the exit status.
+    /// Prints the number of confirmed claims and all failed claims. Returns the exit status of the
+    /// demo.
     pub(crate) fn close(self) -> ExitCode {
         println!();
         if self.failures.is_empty() {
@@ -112,7 +114,8 @@ impl Account {
     }
 }
 
-/// Returns a row for each Service in a directory: name, type, cluster IP, load-balancer IPs, ports.
+/// Returns a row for each Service in a manifest directory: name, type, cluster IP, load-balancer
+/// IPs, ports.
 fn services(manifests: &Path) -> Result<Vec<[String; 5]>> {
     let mut rows = Vec::new();
     for entry in fs::read_dir(manifests)? {
@@ -189,13 +192,13 @@ pub(crate) fn start(
     node.spawn(argv)
 }
 
-/// Returns the virtual server with this address and TCP port, if any.
+/// Returns the virtual server for TCP at an address and port, if it exists.
 pub(crate) fn tcp<'a>(servers: &'a VirtualServers, at: &str) -> Option<&'a VirtualServer> {
     servers.get(&format!("TCP {at}"))
 }
 
-/// Waits until `is_so` accepts the node's virtual servers. On a timeout, the error contains the
-/// daemon's output.
+/// Waits until `is_so` accepts the node's virtual servers, and returns the duration. On a timeout,
+/// the error quotes the daemon's output.
 pub(crate) fn wait_for(
     node: &Place,
     daemon: &mut Running,
@@ -216,7 +219,7 @@ pub(crate) fn wait_for(
     }
 }
 
-/// Counts the replies of each server.
+/// Counts replies by the name of the server that sent them.
 pub(crate) fn count<'a>(answers: impl IntoIterator<Item = &'a Answer>) -> BTreeMap<&'a str, usize> {
     let mut counts = BTreeMap::new();
     for answer in answers {
@@ -225,7 +228,7 @@ pub(crate) fn count<'a>(answers: impl IntoIterator<Item = &'a Answer>) -> BTreeM
     counts
 }
 
-/// Formats the number of replies of each server: `a ×2, b ×1`.
+/// Formats each server's number of replies: `a ×2, b ×1`.
 pub(crate) fn tally(counts: &BTreeMap<&str, usize>) -> String {
     counts
         .iter()
@@ -234,7 +237,7 @@ pub(crate) fn tally(counts: &BTreeMap<&str, usize>) -> String {
         .join(", ")
 }
 
-/// Copies the files of a directory into another directory, which it creates if necessary.
+/// Copies all files of a directory into another directory, which it creates if necessary.
 pub(crate) fn copy(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {
@@ -244,7 +247,7 @@ pub(crate) fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns the first `most` lines, and a line with the number of omitted lines.
+/// Returns the first `most` lines of a text. If it omits lines, appends a line with their number.
 pub(crate) fn cut(text: &str, most: usize) -> String {
     let count = text.lines().count();
     let shown = text.lines().take(most);

@@ -46,7 +46,7 @@ pub(crate) fn hide_programs() -> Result<()> {
     Ok(())
 }
 
-/// Reports whether all programs are absent.
+/// Reports whether all programs in [`PROGRAMS`] are absent from the PATH.
 pub(crate) fn claim_that_no_program_is_there(account: &mut Account) {
     let script = format!("command -v {}", PROGRAMS.join(" "));
     let found = Command::new("sh").args(["-c", &script]).output();
@@ -66,7 +66,7 @@ pub(crate) fn claim_that_no_program_is_there(account: &mut Account) {
     );
 }
 
-/// Reports whether a node has only the shim's nftables tables, and no iptables rules.
+/// Reports whether the node has no iptables tables, and only the shim's nftables tables.
 pub(crate) fn claim_that_iptables_is_unused(account: &mut Account, node: &Place) -> Result<()> {
     let script = "cat /proc/net/ip_tables_names /proc/net/ip6_tables_names 2>/dev/null || true";
     let names = node.read(["sh", "-c", script])?;
@@ -88,7 +88,7 @@ pub(crate) fn claim_that_iptables_is_unused(account: &mut Account, node: &Place)
     Ok(())
 }
 
-/// Returns the members of a set of the nftables shim, in the format of `ipset save`.
+/// Returns the elements of an nftables set of the shim, in the format of ipset members.
 pub(crate) fn members(node: &Place, set: &str) -> Result<BTreeSet<String>> {
     let listed = node.read(["nft", "list", "set", "ip", "kube-proxy-ipvs", set])?;
     let elements = listed.split_once("elements = {");
@@ -102,7 +102,8 @@ pub(crate) fn members(node: &Place, set: &str) -> Result<BTreeSet<String>> {
         .collect())
 }
 
-/// Formats `10.96.0.1 . tcp . 80` as `10.96.0.1,tcp:80`.
+/// Converts an nftables element into an ipset member: `10.96.0.1 . tcp . 80` becomes
+/// `10.96.0.1,tcp:80`.
 fn as_member(element: &str) -> String {
     let parts: Vec<&str> = element.split(" . ").collect();
     match *parts.as_slice() {

@@ -11,8 +11,7 @@ use crate::Arguments;
 use crate::account::{Account, count, start, tally, tcp, wait_for};
 
 const WEB: &str = "203.0.113.10:80";
-/// Names and addresses of the Service's pods: the node's own endpoint, and the endpoint on the
-/// other node.
+/// Name and address of each pod of the Service: `pod1` on this node, `pod2` on the other node.
 const PODS: [(&str, &str); 2] = [("pod1", "10.10.1.2"), ("pod2", "10.10.2.2")];
 const REQUESTS: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(5);

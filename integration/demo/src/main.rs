@@ -17,8 +17,7 @@ use account::Account;
 use anyhow::Context as _;
 use clap::Parser;
 
-/// Time limit of the demo. A run takes well under a minute, boot included. A run that reaches the
-/// limit hangs.
+/// Time limit of a run, which normally takes well under a minute including the VM's boot.
 const LIMIT: Duration = Duration::from_mins(5);
 
 /// Shows Services served by the kernel's IPVS, programmed by kube-proxy from a directory of manifests.

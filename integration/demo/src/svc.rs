@@ -11,7 +11,7 @@ use crate::account::{Account, copy, count, cut, start, tally, tcp, wait_for};
 use crate::{Arguments, bare};
 
 const CLUSTER_IP: &str = "10.200.1.201:9000";
-/// Maximum number of lines that the demo shows of a subcommand's output.
+/// Maximum number of output lines that the demo prints for a subcommand.
 const LINES: usize = 16;
 const NODE_PORT: &str = "172.36.0.14:30900";
 

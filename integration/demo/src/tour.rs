@@ -16,7 +16,7 @@ use crate::Arguments;
 use crate::account::{copy, start, tcp, wait_for};
 use page::Page;
 
-/// Directories of the manifests, and of their next version (for `plan`).
+/// Directories of the present manifests, and of changed manifests for `kube-proxy plan`.
 const MANIFESTS: &str = "/tmp/shop";
 const NEXT: &str = "/tmp/next";
 /// Template of the page. Its first lines describe its format.
@@ -24,14 +24,14 @@ const PAGE: &str = include_str!("tour/tour.md");
 const PORT: u16 = 8080;
 const CLUSTER: &str = "10.200.0.1:80";
 const DRAINED: &str = "10.200.0.9:80";
-/// Address of the endpoint that the Service at `DRAINED` loses while a connection to this endpoint
-/// is open.
+/// Address of the endpoint that the tour removes from the Service at [`DRAINED`] while a client's
+/// connection to this endpoint is open.
 const LEAVING: &str = "10.10.2.3";
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Time after which IPVS has certainly updated its counters, which it does every two seconds.
 const COUNTED_AFTER: Duration = Duration::from_secs(5);
-/// Maximum number of attempts to damage the kernel's state. An attempt fails if the daemon repairs
-/// the damage before `diff` sees it.
+/// Maximum number of attempts to show drift with `diff`. An attempt fails if the daemon repairs the
+/// kernel's state before `diff` reads it.
 const BREAKS: usize = 3;
 
 /// Prints the page. Fails if an exit status or the result of a request differs from the template.
@@ -123,7 +123,8 @@ impl Stage {
         ]
     }
 
-    /// Opens a connection to the pod at [`LEAVING`], and then removes the pod's endpoint.
+    /// Opens a connection to the pod `web-3`, and then removes this pod's endpoint from the
+    /// manifest.
     fn drain(&mut self) -> Result<Connection> {
         let mut kept = None;
         for _ in 0..4 {
@@ -146,8 +147,8 @@ impl Stage {
         Ok(kept)
     }
 
-    /// Removes a destination from the kernel, and shows that `diff` reports the missing
-    /// destination.
+    /// Removes a destination from the kernel, up to [`BREAKS`] times, until `diff` reports it as
+    /// missing.
     fn break_until_seen(&self, page: &mut Page<'_>) -> Result<()> {
         for _ in 0..BREAKS {
             let gone = ["ipvsadm", "-d", "-t", CLUSTER, "-r", "10.10.2.2:8080"];
@@ -160,7 +161,8 @@ impl Stage {
     }
 
     fn wait_for_repair(&mut self) -> Result<()> {
-        // The daemon checks the kernel once in each sync period of 30 s.
+        // Waits for more than one sync period (30 s), because the daemon checks the kernel once in
+        // each.
         for _ in 0..3 {
             let is_mended = wait_for(&self.node1, &mut self.daemon, |servers| {
                 tcp(servers, CLUSTER).is_some_and(|server| server.reals.len() == 3)
@@ -173,7 +175,7 @@ impl Stage {
     }
 }
 
-/// Writes the next version of the manifests, in which one port differs.
+/// Copies the manifests to [`NEXT`], and changes one port in the copy.
 fn write_next() -> Result<()> {
     copy(Path::new(MANIFESTS), Path::new(NEXT))?;
     let file = Path::new(NEXT).join("cluster.yaml");
@@ -183,7 +185,7 @@ fn write_next() -> Result<()> {
     Ok(fs::write(&file, changed)?)
 }
 
-/// Returns the daemon's flags, for subcommands that predict its actions.
+/// Returns the daemon's flags, with which subcommands such as `diff` predict its actions.
 fn flags() -> Vec<String> {
     [
         "--manifests=/tmp/shop",
@@ -196,7 +198,7 @@ fn flags() -> Vec<String> {
     .to_vec()
 }
 
-/// Starts clients that send requests. Dropping the result stops them.
+/// Starts clients that send requests continuously. Dropping the returned crew stops them.
 fn traffic(stage: &Stage) -> Crew {
     let mut clients = Crew::default();
     for (from, to, pause) in [

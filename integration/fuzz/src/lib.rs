@@ -54,13 +54,14 @@ const fn target(name: &'static str, run: fn(&[u8])) -> Target {
     Target { name, run }
 }
 
-/// Parses notifications about nftables tables, and passes the result to the modes.
+/// Parses bytes as a message about an nftables table, then as the table's objects with each mode's
+/// reader.
 fn nftables(bytes: &[u8]) {
     nftables_netlink::fuzzed::message(bytes);
     kube_proxy::fuzzed::tables(bytes);
 }
 
-/// Parses the output of `iptables-save`, and passes the result to the modes.
+/// Parses bytes as the output of `iptables-save`, first alone and then with each mode's reader.
 fn saved(bytes: &[u8]) {
     iptables::fuzzed::saved(bytes);
     kube_proxy::fuzzed::saved(bytes);
@@ -71,7 +72,7 @@ pub fn find(name: &str) -> Option<Target> {
     TARGETS.iter().copied().find(|target| target.name == name)
 }
 
-/// Runs the target with this name on an input. Does nothing if no target has this name.
+/// Runs the target with this name on an input. Ignores an unknown name.
 pub fn feed(name: &str, input: &[u8]) {
     if let Some(target) = find(name) {
         (target.run)(input);

@@ -1,8 +1,9 @@
-//! Random mutations of inputs. Equal seeds give equal mutations.
+//! Random mutations of fuzz inputs. Equal seeds give equal mutations.
 
 use chance::Chance;
 
-/// Returns an input with a few random changes, and with parts of another input.
+/// Returns `input` after one to six random changes: cuts, new bytes, and copied parts of both
+/// inputs.
 pub fn mutate(input: &[u8], other: &[u8], chance: &mut Chance) -> Vec<u8> {
     let mut bytes = input.to_vec();
     for _ in 0..=chance.index(6) {

@@ -10,9 +10,9 @@ use chance::Chance;
 use fuzz::mutate::mutate;
 use fuzz::{TARGETS, Target};
 
-/// Time for the mutations of all targets together.
+/// Total time for the mutations of all targets.
 const MUTATED_FOR: Duration = Duration::from_secs(10);
-/// Maximum time for one input, in a debug build on a loaded machine.
+/// Maximum time for parsing one input, in a debug build on a loaded machine.
 const LONGEST: Duration = Duration::from_secs(5);
 
 fn corpus(target: &Target) -> Vec<(PathBuf, Vec<u8>)> {

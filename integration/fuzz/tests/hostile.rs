@@ -13,12 +13,12 @@ use properties::verdict;
 use proxy::{AddressRules, IpFamily, Model, NamespacedName, Protocol};
 use source::Settings;
 
-/// Names of the tested modes, each with its shim. All other variants of the modes compile Services
-/// in the same way.
+/// Names of the tested modes and IPVS shims. Other variants of these modes compile Services in the
+/// same way.
 const TRIED: [&str; 5] = ["ipvs", "ipvs-nftables", "iptables", "nftables", "userspace"];
-/// Time limit for reading all objects, in a debug build on a loaded machine.
+/// Time limit for the source to read all objects, in a debug build on a loaded machine.
 const READ_WITHIN: Duration = Duration::from_secs(10);
-/// Time limit for each mode to program all objects, in a debug build.
+/// Time limit for one mode to program all objects, in a debug build.
 const DONE_WITHIN: Duration = Duration::from_mins(1);
 /// Limit for the peak memory of this process with all fake kernels, in KiB.
 const MEMORY_MAX: u64 = 256 * 1024;

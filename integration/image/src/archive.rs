@@ -45,7 +45,7 @@ pub fn archive(flavour: Flavour) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// A container image, unpacked into a directory.
+/// A container image whose root file system is unpacked into a directory.
 #[derive(Debug, Clone)]
 pub struct Image {
     /// Names of the image, from the index.
@@ -57,7 +57,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// Unpacks an archive into subdirectories of `folder`. Needs root, because it gives the files
+    /// Unpacks an OCI archive into subdirectories of `folder`. Needs root, because the files get
     /// the owners that the layers name.
     pub fn unpack(archive: &Path, folder: &Path) -> Result<Self> {
         let (layout, root) = (folder.join("layout"), folder.join("root"));
@@ -105,7 +105,8 @@ impl Image {
         })
     }
 
-    /// Returns a list of strings from the config.
+    /// Returns the strings in the config's list at a JSON pointer, or no strings if the list is
+    /// missing.
     pub(crate) fn strings(&self, pointer: &str) -> Vec<String> {
         list(&self.config, pointer)
             .iter()
@@ -122,7 +123,7 @@ fn list<'a>(value: &'a Value, pointer: &str) -> &'a [Value] {
         .unwrap_or_default()
 }
 
-/// Checks the size and the digest of a descriptor's blob. Returns the blob's file.
+/// Returns the file of a descriptor's blob, after checks of its size and digest.
 fn blob(layout: &Path, descriptor: &Value) -> Result<PathBuf> {
     let digest = descriptor.pointer("/digest").and_then(Value::as_str);
     let digest = digest.with_context(|| format!("no digest: {descriptor}"))?;

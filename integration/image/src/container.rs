@@ -34,7 +34,7 @@ const MASKED: [&str; 9] = [
     "/proc/scsi",
     "/sys/firmware",
 ];
-/// Paths that containerd makes read-only in an unprivileged container.
+/// Paths of `/proc` that containerd makes read-only in an unprivileged container.
 const READ_ONLY: [&str; 5] = [
     "/proc/bus",
     "/proc/fs",
@@ -117,7 +117,7 @@ impl Container {
         Ok(self.running.wait(timeout)?)
     }
 
-    /// Returns all output lines of the container so far.
+    /// Returns the container's output so far.
     pub fn said(&self) -> String {
         self.running.said()
     }
@@ -141,7 +141,7 @@ impl Container {
             else {
                 continue;
             };
-            // The process may have ended after `/proc` was listed.
+            // A process may end after this loop has listed `/proc`.
             let status = fs::read_to_string(entry.path().join("status")).unwrap_or_default();
             if Credentials(status).field("PPid") == parent.to_string() {
                 return Pid::from_raw(pid).context("process 0");
@@ -168,7 +168,8 @@ impl Credentials {
             .join(" ")
     }
 
-    /// Returns a set of capabilities (`CapEff`) by their manifest names, in the kernel's order.
+    /// Returns a set of capabilities, such as `CapEff`, by their manifest names and in the order of
+    /// their numbers.
     pub fn capabilities(&self, set: &str) -> Result<Vec<String>> {
         let bits = u64::from_str_radix(&self.field(set), 16).context(set.to_owned())?;
         let set = CapabilitySet::from_bits_retain(bits);
@@ -200,7 +201,7 @@ pub fn maybe_container() {
     std::process::exit(125);
 }
 
-/// Mounts the container's file systems, and changes the root to its root file system.
+/// Creates the container's mounts, and makes `spec.root` the root directory.
 fn isolate(spec: &Spec) -> Result<()> {
     let inside = |path: &Path| spec.root.join(path.strip_prefix("/").unwrap_or(path));
     mount_change(
@@ -208,7 +209,7 @@ fn isolate(spec: &Spec) -> Result<()> {
         MountPropagationFlags::PRIVATE | MountPropagationFlags::REC,
     )?;
     mount_bind(&spec.root, &spec.root)?;
-    // A container runtime creates missing mount points, even in an empty image.
+    // Creates missing mount points like a container runtime, because the image may be empty.
     for folder in ["/proc", "/sys", "/dev"] {
         fs::create_dir_all(inside(folder.as_ref()))?;
     }

@@ -44,8 +44,8 @@ pub struct Pod {
 }
 
 impl Pod {
-    /// Creates a DaemonSet's pod on a node, with its volumes in `folder`. `configuration` has the
-    /// files of its ConfigMap.
+    /// Creates a DaemonSet's pod on the node `node`, with its volumes in `folder`. `configuration`
+    /// has the ConfigMap's files by name.
     pub fn new(
         daemon_set: &Value,
         node: &str,
@@ -86,7 +86,8 @@ impl Pod {
                 source
             } else if volume.pointer("/emptyDir").is_some() {
                 let source = folder.join(&name);
-                // Removes the volume of the previous pod, which has ended.
+                // Removes the previous pod's volume, because an emptyDir volume does not outlive
+                // its pod.
                 drop(fs::remove_dir_all(&source));
                 fs::create_dir(&source)?;
                 source
@@ -177,7 +178,7 @@ impl Pod {
                     .with_context(|| format!("no volume {volume}"))?
                     .clone(),
                 target: text(mount, "/mountPath").into(),
-                // The kubelet always mounts a ConfigMap volume read-only.
+                // The kubelet mounts ConfigMap volumes read-only, whatever `readOnly` says.
                 read_only: mount.pointer("/readOnly") == Some(&true.into())
                     || volume == "kube-proxy",
             });

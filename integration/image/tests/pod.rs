@@ -64,7 +64,7 @@ fn kubeadm() -> Result<Vec<Value>> {
     Ok(objects)
 }
 
-/// Sets the mode in kubeadm's ConfigMap. By default, the mode is empty.
+/// Sets the proxy mode in kubeadm's ConfigMap, whose default mode is empty.
 fn with_mode(mut objects: Vec<Value>, mode: &str) -> Result<Vec<Value>> {
     for object in &mut objects {
         if let Some(Value::String(text)) = object.pointer_mut("/data/config.conf") {
@@ -76,7 +76,7 @@ fn with_mode(mut objects: Vec<Value>, mode: &str) -> Result<Vec<Value>> {
     anyhow::bail!("no config.conf")
 }
 
-/// Returns the files of the ConfigMap. Replaces values that differ between clusters.
+/// Returns the files of the ConfigMap, with values for this test's cluster.
 fn configuration(objects: &[Value], folder: &Path) -> Result<BTreeMap<String, String>> {
     let config_map = of_kind(objects, "ConfigMap")?;
     let files = config_map["data"].as_object().context("no data")?;
@@ -111,7 +111,7 @@ fn image() -> Result<&'static Image> {
     Ok(IMAGE.get_or_init(|| image))
 }
 
-/// The API server of the cluster, and the pod on node1.
+/// The cluster's API server, and the DaemonSet's pod on node1.
 struct Deployed {
     api: ApiServer,
     pod: Pod,
@@ -134,7 +134,7 @@ impl Deployed {
         Ok(Self { api, pod, objects })
     }
 
-    /// Edits the configuration, both in the ConfigMap and in the mounted files.
+    /// Changes `config.conf`, both in the ConfigMap object and in the pod's mounted volume.
     fn edit(&mut self, c: &Cluster, change: impl Fn(&mut Value)) -> Outcome {
         let map = self.objects.iter_mut();
         let map = map.filter(|object| object["kind"] == "ConfigMap");
@@ -147,7 +147,7 @@ impl Deployed {
             object["data"]["config.conf"] = json!(documents[0].to_string());
         }
         let files = configuration(&self.objects, c.folder())?;
-        // Writes the pod's volume, as the kubelet would do.
+        // Writes the file in the pod's volume, which the kubelet would update.
         fs::write(
             c.folder().join("kube-proxy/config.conf"),
             &files["config.conf"],
@@ -155,7 +155,7 @@ impl Deployed {
         Ok(())
     }
 
-    /// Replaces the ended pod with a new pod.
+    /// Replaces the pod, which must have ended, with a new pod from the present objects.
     fn roll(&mut self, c: &Cluster) -> Outcome {
         let files = configuration(&self.objects, c.folder())?;
         let daemon_set = of_kind(&self.objects, "DaemonSet")?;
@@ -163,7 +163,7 @@ impl Deployed {
         Ok(())
     }
 
-    /// Runs the init containers of the pod, and starts its container.
+    /// Runs the pod's init containers, which must succeed, and starts its container from `spec`.
     fn start(&self, c: &Cluster, spec: &Spec) -> Result<Container> {
         for init in self.pod.init_containers()? {
             run(c, &init, None)?;
@@ -178,8 +178,7 @@ fn web(endpoint: &str) -> Service {
         .endpoints(endpoint)
 }
 
-/// Runs a container, or another program with the container's rights, until it exits. The program
-/// must succeed.
+/// Runs a container until it exits successfully. `argv`, if given, replaces its command line.
 fn run(c: &Cluster, spec: &Spec, argv: Option<&[&str]>) -> Result<Output> {
     let output = attempt(c, spec, argv)?;
     assert!(output.status.success(), "{spec:?}: {output:?}");
@@ -194,7 +193,8 @@ fn attempt(c: &Cluster, spec: &Spec, argv: Option<&[&str]>) -> Result<Output> {
     Container::start(&c.node1, c.folder(), &spec)?.wait(SOON)
 }
 
-/// Checks that a ClusterIP and a NodePort work, and that the daemon programs a change.
+/// Checks that a ClusterIP and a NodePort follow a changed endpoint, and that the daemon uses its
+/// ServiceAccount's token.
 fn carries(c: &Cluster, deployed: &Deployed, container: &Container) -> Outcome {
     let served = || -> Outcome {
         is_served(c, "10.244.1.10")?;
@@ -226,7 +226,8 @@ fn carries(c: &Cluster, deployed: &Deployed, container: &Container) -> Outcome {
     Ok(())
 }
 
-/// Makes the checks of [`carries`]. Also checks that an operator in the pod can list the rules.
+/// Makes the checks of [`carries`], and checks that a program with the pod's rights can list the
+/// NAT rules.
 fn serves(c: &Cluster, deployed: &Deployed, spec: &Spec, container: &Container) -> Outcome {
     carries(c, deployed, container)?;
     for tool in ["iptables-save", "ip6tables-save"] {
@@ -405,7 +406,7 @@ fn an_edited_mode_is_used_by_the_next_pod(c: &mut Cluster) -> Outcome {
     ends(container)
 }
 
-/// Checks that an endpoint of the Service replies on every path.
+/// Waits until `endpoint` replies at the Service's ClusterIP and NodePort.
 fn is_served(c: &Cluster, endpoint: &str) -> Outcome {
     let who = if endpoint.starts_with("10.244.1.") {
         "near"
@@ -472,7 +473,7 @@ fn the_image_contains_only_the_daemon(c: &mut Cluster) -> Outcome {
         let said = container.said();
         assert!(said.lines().all(|line| !line.starts_with('E')), "{said}");
         ends(container)?;
-        // Stops the API server, because the server of the next mode uses the same address.
+        // Stops the API server, because the next mode's API server listens on the same address.
         drop(deployed);
     }
     Ok(())

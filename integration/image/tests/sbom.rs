@@ -92,8 +92,8 @@ fn the_sbom_lists_only_packages_and_linked_crates() {
     ] {
         assert!(crates.contains(name), "{name}: {crates:?}");
     }
-    // The SBOM must omit procedural macros, and dependencies of build scripts and tests, because
-    // the program does not contain them.
+    // The SBOM must omit procedural macros, and dependencies of build scripts and tests: the
+    // program does not contain them.
     for name in ["syn", "serde_derive", "cc", "proptest", "apiserver"] {
         assert!(!crates.contains(name), "{name}");
     }

@@ -91,7 +91,7 @@ pub fn read(path: &Path) -> Result<Vec<Value>, BuildError> {
     serde_saphyr::from_multiple(&text(path)?).map_err(|source| yaml(path, source))
 }
 
-/// Returns the fields by which a patch identifies its target.
+/// Returns the API version, kind, namespace and name, by which a patch finds its target.
 fn identity(object: &Value) -> String {
     [
         "/apiVersion",

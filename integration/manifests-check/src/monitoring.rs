@@ -9,7 +9,8 @@ use serde_json::Value;
 
 use crate::tests;
 
-/// Lists of the daemon's metrics, which the daemon's own tests compare with the real metrics.
+/// Files that list the daemon's metrics. The daemon's own tests compare these lists with the real
+/// metrics.
 const LISTS: [&str; 4] = [
     include_str!("../../../crates/kube-proxy/src/metrics/kubernetes-1.36.txt"),
     include_str!("../../../crates/kube-proxy/src/metrics/kubernetes-1.36-ipvs.txt"),
@@ -41,7 +42,7 @@ fn rules() -> Vec<Value> {
     rules.collect()
 }
 
-/// Returns name, type and labels of every metric.
+/// Returns the name, type and labels of every listed metric.
 fn known() -> Vec<(&'static str, &'static str, Vec<&'static str>)> {
     let lines = LISTS.iter().flat_map(|list| list.lines());
     let heads = lines.filter(|line| PREFIXES.iter().any(|prefix| line.starts_with(prefix)));
@@ -75,7 +76,7 @@ fn metrics(expression: &str) -> BTreeSet<&str> {
         .collect()
 }
 
-/// Returns the queries of a dashboard and of its variables.
+/// Returns the PromQL queries of a dashboard's panels and variables.
 fn expressions(value: &Value) -> Vec<String> {
     match value {
         Value::Object(fields) => {
@@ -125,7 +126,7 @@ fn the_dashboard_shows_each_metric_of_this_project() {
 fn dashboard_panels_have_unique_ids_and_positions() {
     let dashboard = dashboard();
     let outer = dashboard["panels"].as_array().unwrap().iter();
-    // The panels of a collapsed row are inside the row.
+    // Panels of a collapsed row are nested in the row.
     let panels: Vec<&Value> = outer
         .flat_map(|one| std::iter::once(one).chain(one["panels"].as_array().into_iter().flatten()))
         .collect();
@@ -261,7 +262,7 @@ fn the_prometheus_operator_objects_match_the_rules() {
         let pod = &daemon_set["spec"]["template"]["metadata"]["labels"];
         assert!(selected.contains(&pod[label]), "{pod}");
     }
-    // The alert rules contain the name of the scrape job.
+    // The alert rules contain the scrape job's name, so the PodMonitor must set the same name.
     let relabelings = monitor.pointer("/spec/podMetricsEndpoints/0/relabelings");
     let mut relabelings = relabelings.unwrap().as_array().unwrap().iter();
     let job = relabelings.find(|one| one["targetLabel"] == "job").unwrap();

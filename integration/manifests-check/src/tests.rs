@@ -55,8 +55,7 @@ fn scratch(name: &str) -> PathBuf {
     folder
 }
 
-/// Builds the patch directory. Adds a file like the file that kubectl writes for kubeadm's
-/// DaemonSet.
+/// Returns kubeadm's DaemonSet after our patch, which is applied as the README describes.
 fn patched_kubeadm() -> Value {
     let folder = scratch("patch");
     for entry in fs::read_dir(manifests().join("kubeadm-patch")).unwrap() {

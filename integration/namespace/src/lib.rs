@@ -48,15 +48,15 @@ pub fn enter() -> io::Result<()> {
     })
 }
 
-/// Runs an example of the workspace in the calling thread's network namespace. Returns the lines of
-/// its output. The example must already be built.
+/// Runs an example program of the workspace in the calling thread's network namespace, and returns
+/// its output lines. The example must already be built.
 ///
 /// # Panics
 ///
 /// Panics if the example is not built, or if it fails.
 #[allow(clippy::panic, reason = "a test stops at the first surprise")]
 pub fn example(name: &str, arguments: &[&str]) -> Vec<String> {
-    // The test binary is in target/debug/deps, the example in target/debug/examples.
+    // The test binary is in target/PROFILE/deps, the example in target/PROFILE/examples.
     let test = std::env::current_exe().unwrap_or_default();
     let file = test
         .ancestors()
@@ -112,7 +112,7 @@ mod tests {
         fs::read_link("/proc/thread-self/ns/net").unwrap()
     }
 
-    /// Runs `ip` with these arguments, which must succeed.
+    /// Runs `ip` with these arguments, separated by blanks. The command must succeed.
     fn ip(arguments: &str) {
         let status = Command::new("ip").args(arguments.split(' ')).status();
         assert!(status.unwrap().success(), "ip {arguments}");

@@ -8,17 +8,17 @@ use scenarios::{ApiServer, Cluster, Service, tcp, udp};
 const NEAR: &str = "10.244.1.10 fd44:1::10";
 const FAR: &str = "10.244.2.10 fd44:2::10";
 
-/// Number of Services that the churn replaces and changes.
+/// Number of Services among which each round replaces some and changes others.
 const POPULATION: u32 = 40;
-/// Number of Services replaced per round.
+/// Number of Services that each round replaces.
 const REPLACED: u32 = 3;
-/// Number of Services whose endpoints change per round.
+/// Number of Services whose endpoints each round changes.
 const CHANGED: u32 = 5;
-/// Number of rounds from one restart of the pod to the next.
+/// Number of rounds between two restarts of the pod.
 const POD_LIVES: u32 = 4;
-/// Number of addresses of one slot. Each new Service of the slot uses the next address.
+/// Number of addresses that a slot's Services use in turn.
 const ADDRESSES: u32 = 3;
-/// Number of addresses of the pod. After each restart, the pod uses the next address.
+/// Number of addresses that the pod uses in turn, one after each restart.
 const POD_ADDRESSES: u32 = 60;
 
 /// Address of the Service that always has an endpoint: `10.96.255.1`, TCP and UDP port 80. Clients

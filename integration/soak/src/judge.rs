@@ -72,7 +72,7 @@ impl Figure {
     }
 }
 
-/// Returns the slopes between all pairs of samples.
+/// Returns the slopes between all pairs of samples, per minute.
 fn slopes(samples: &[(f64, f64)]) -> Vec<f64> {
     let pairs = samples.iter().enumerate().flat_map(|(index, one)| {
         let later = samples.iter().skip(index + 1);

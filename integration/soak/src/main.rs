@@ -44,15 +44,15 @@ struct Arguments {
     mode: String,
 }
 
-/// Approximate number of samples of a test run. A chart cannot show more samples.
+/// Approximate number of samples per run, and the most that a chart can show.
 const SAMPLES: f64 = 720.0;
-/// Minimum number of samples from which growth is judged.
+/// Minimum number of samples of a run, so that growth can be judged.
 const FEWEST: usize = 20;
-/// Minimum interval between two samples of the figures.
+/// Minimum interval between two samples.
 const CLOSEST: Duration = Duration::from_secs(1);
 /// Pause between two rounds of changes.
 const PAUSE: Duration = Duration::from_millis(300);
-/// Time for boot and cleanup, in addition to the duration of a run.
+/// Time for the VM's boot and the cleanup, in addition to a run's duration.
 const AROUND: Duration = Duration::from_mins(3);
 /// Timeout for the daemon to remove all entries of Services. The daemon removes a draining
 /// destination only after its last connection has ended.
@@ -83,7 +83,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs this program in the lab, where it may write to the output folder.
+/// Runs this program again in the lab, where it can write to the output directory.
 fn carry(arguments: &Arguments) -> Result<ExitCode> {
     ensure!(
         arguments.minutes > 0.0 && arguments.minutes < 14_400.0,
@@ -115,8 +115,8 @@ fn duration(arguments: &Arguments) -> Duration {
 
 fn soak(arguments: &Arguments) -> Result<ExitCode> {
     let mut cluster = Cluster::new("soak")?;
-    // Waits longer than usual for the daemon to reach a wanted state, because the machine may be
-    // slow. The timeouts of the clients' requests stay unchanged.
+    // The daemon may take longer than usual to program a change, because the machine may be slow.
+    // The clients' timeouts stay unchanged.
     cluster.patience = Duration::from_mins(1);
     let mut api = cluster.api_server(true)?;
     api.start()?;
@@ -189,7 +189,7 @@ fn soak(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// Makes changes and takes samples until the time is over. Returns the number of rounds.
+/// Changes Services and takes samples for `time`. Returns the number of rounds.
 fn run(
     cluster: &mut Cluster,
     churn: &mut Churn,
@@ -221,7 +221,7 @@ fn run(
     Ok(rounds)
 }
 
-/// Waits until the kernel holds as many entries of Services as before the first Service.
+/// Waits until the kernel has as many entries of Services as before the first Service was created.
 fn until_left(cluster: &Cluster, before: [u32; 6]) -> Result<()> {
     let started = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! Output files of a run. The run writes samples to a CSV file, and at its end charts and a table.
+//! Output files of a run: samples as CSV during the run, charts and a table at its end.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -43,7 +43,7 @@ impl Samples {
         })
     }
 
-    /// Adds a sample, with the results of clients of the steady Services and of the changing
+    /// Adds a sample, with the clients' results for the steady Services and for the changing
     /// Services.
     ///
     /// # Errors
@@ -71,7 +71,7 @@ impl Samples {
         self.all.len()
     }
 
-    /// Returns the samples of the figure with this index: the minutes since the start, and the
+    /// Returns all samples of one figure, by its index in [`FIGURES`]: minutes since the start, and
     /// value.
     fn of(&self, index: usize) -> Vec<(f64, f64)> {
         let value = |values: &Values| values.get(index).copied().unwrap_or_default();
@@ -81,8 +81,8 @@ impl Samples {
             .collect()
     }
 
-    /// Judges each figure, draws its chart, and writes the table. Returns the table, and the names
-    /// of the figures that grow.
+    /// Judges each figure, writes its chart and the table of all figures. Returns the table, and a
+    /// sentence about each growing figure.
     ///
     /// # Errors
     /// Fails if there are too few samples, or if the directory cannot be written.

@@ -84,15 +84,15 @@ pub(crate) fn take(cluster: &Cluster) -> Result<Values> {
     Ok(values)
 }
 
-/// Counts the kernel entries of Services, by kind. The counts after the last Service is deleted must
-/// equal the counts before the first Service is created.
+/// Returns the numbers of Services' kernel entries in a sample, by kind. The numbers after the last
+/// Service is deleted must equal the numbers before the first Service is created.
 pub(crate) fn left(values: &Values) -> [u32; 6] {
     let [_, _, _, _, left @ .., _, _] = *values;
     left
 }
 
-/// Script that prints one number per line, in the order of [`take`]. Skips the link-local addresses
-/// of the pods' links. Prints 0 for a feature that the kernel lacks.
+/// Script that prints node1's kernel figures, one number per line, in the order of [`FIGURES`].
+/// Skips the link-local addresses of the pods' links. Prints 0 for a feature that the kernel lacks.
 const KERNEL: &str = r#"
 servers=$(ipvsadm -Sn)
 count() { grep -c -e "$1" || true; }

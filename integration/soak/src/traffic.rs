@@ -58,7 +58,7 @@ fn steady(rest_ms: u64) -> Client {
 /// connection, and the client of the changing Services.
 const PORTS: Range<u16> = 10_000..12_500;
 
-/// Sends requests, each on a new connection.
+/// Sends requests to a steady Service, each on a new connection with the next source port.
 fn ask(traffic: &mut Traffic, from: &Place, transport: Transport, to: &'static str, rest_ms: u64) {
     let place = from.clone();
     let mut ports = PORTS.cycle();
@@ -69,7 +69,7 @@ fn ask(traffic: &mut Traffic, from: &Place, transport: Transport, to: &'static s
     });
 }
 
-/// Sends requests on one connection, which lasts for the whole run.
+/// Sends requests to a steady Service on one connection, which lasts for the whole run.
 fn hold(traffic: &mut Traffic, from: &Place) {
     let place = from.clone();
     let mut held: Option<Connection> = None;
@@ -85,7 +85,8 @@ fn hold(traffic: &mut Traffic, from: &Place) {
     });
 }
 
-/// Sends requests of one client on new connections. The same pod must reply each time.
+/// Sends requests to the Service with session affinity, on new connections. The same pod must reply
+/// each time.
 fn stick(traffic: &mut Traffic, from: &Place) {
     let place = from.clone();
     let mut ports = PORTS.cycle();
@@ -103,7 +104,7 @@ fn stick(traffic: &mut Traffic, from: &Place) {
     });
 }
 
-/// Sends requests to the changing Services. These requests may fail.
+/// Sends requests to addresses of changing Services. Such a request may fail.
 fn roam(traffic: &mut Traffic, from: &Place) {
     let place = from.clone();
     let mut ports = (20_000..22_500).cycle();

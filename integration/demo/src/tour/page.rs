@@ -1,5 +1,5 @@
-//! Prints a page from its template. The template is Markdown with commands and requests. On the
-//! page, their output replaces them.
+//! Prints a Markdown page from a template that contains commands and requests. The printed page has
+//! their output instead.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -9,16 +9,16 @@ use lab::{Node, Output, Place};
 
 use crate::account::cut;
 
-/// Timeout for a reply, in each request of the page.
+/// Timeout for the reply to a request of the page.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Printer of the page. It prints the template's lines one by one.
+/// A printer that reads the template line by line.
 pub(super) struct Page<'a> {
     pub(super) kube_proxy: &'a Path,
     pub(super) node: Node,
     pub(super) places: Vec<Place>,
     pub(super) flags: Vec<String>,
-    /// Output of the page's next command, if it has already run.
+    /// Output of the page's next command if [`Page::has_seen`] has already run it.
     pub(super) seen: Option<Output>,
     pub(super) unexpected: Vec<String>,
 }
@@ -55,13 +55,13 @@ impl Page<'_> {
         Ok(())
     }
 
-    /// Prints the flags that several commands share.
+    /// Prints a block that defines `FLAGS`, which the page's commands use.
     pub(super) fn flags(&self) {
         println!("```\nFLAGS=\"{}\"\n```", self.flags.join(" "));
     }
 
-    /// Runs the page's next command. If the command exits with `status`, keeps its output and
-    /// returns true.
+    /// Runs a command of the page ahead of its line. If the command exits with `status`, keeps its
+    /// output for this line and returns true.
     pub(super) fn has_seen(&mut self, command: &str, status: i32) -> Result<bool> {
         let output = self.run(command)?;
         let is_so = output.status.code() == Some(status);
@@ -96,7 +96,8 @@ impl Page<'_> {
         Ok(())
     }
 
-    /// Sends one request from the node, pod or host `who`, and returns the result.
+    /// Sends one TCP request from the node, pod or host `who`, and returns a sentence about the
+    /// reply.
     fn ask(&self, who: &str, to: &str) -> Result<String> {
         let mut places = self.places.iter();
         let from = places.find(|place| place.name() == who);
