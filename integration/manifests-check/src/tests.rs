@@ -55,7 +55,8 @@ fn scratch(name: &str) -> PathBuf {
     folder
 }
 
-/// Returns kubeadm's DaemonSet after our patch, which is applied as the README describes.
+/// Returns kubeadm's DaemonSet after our patch. A copy of the patch directory contains the
+/// DaemonSet as kubectl would write it.
 fn patched_kubeadm() -> Value {
     let folder = scratch("patch");
     for entry in fs::read_dir(manifests().join("kubeadm-patch")).unwrap() {

@@ -27,9 +27,9 @@ use scenarios::{
 };
 use serde_json::{Value, json};
 
-/// Minimum number of changes that the program measures for a result.
+/// Minimum number of measured changes for each result.
 const CHANGES: usize = 20;
-/// Time limit of each measurement, and of each change within it.
+/// Time limit of one measurement, and of each change within it.
 const PATIENCE: Duration = Duration::from_mins(3);
 /// Pause between two changes, and between two requests to `/livez`.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -38,7 +38,8 @@ const SLICE: usize = 100;
 /// Namespace of the tenant's large Services.
 const TENANT: &str = "tenant";
 
-/// Number and size of the Services that the tenant creates.
+/// Shape of the tenant's Services: their number, and the number of ports, external IPs and
+/// endpoints of each.
 #[derive(Debug, Clone, Copy)]
 struct Tenant {
     services: usize,
@@ -51,7 +52,8 @@ struct Tenant {
 }
 
 impl Tenant {
-    /// One Service of 41 × 99 frontends with 24 endpoints each: 97,416 destinations.
+    /// One Service with 41 addresses, 99 ports and 24 endpoints: 41 × 99 × 24 = 97,416 IPVS
+    /// destinations.
     const WIDE: Self = Self {
         services: 1,
         ports: 99,
@@ -60,7 +62,8 @@ impl Tenant {
         has_affinity: false,
         contends: false,
     };
-    /// Tenant whose Services exceed the limits. The daemon programs only a part of them.
+    /// A Service with more ports and external IPs than the daemon's limits allow. The daemon
+    /// programs only a part of it.
     const ABOVE: Self = Self {
         ports: 100,
         external_ips: 5_000,
@@ -71,7 +74,7 @@ impl Tenant {
         ..Self::WIDE
     };
 
-    /// 100 Services that all claim the same 2,000 pairs of address and port.
+    /// 100 Services that all claim the same 2,000 pairs of external IP and port.
     const CONTENDING: Self = Self {
         services: 100,
         ports: 10,
@@ -118,7 +121,8 @@ impl Tenant {
         })
     }
 
-    /// Returns an EndpointSlice. `turn` selects the address of its last endpoint.
+    /// Returns EndpointSlice number `slice` of Service `number`. `turn` selects the address of the
+    /// slice's last endpoint.
     fn slice(&self, number: usize, slice: usize, turn: usize) -> Value {
         let first = slice * SLICE;
         let last = self.endpoints.min(first + SLICE);
@@ -145,7 +149,7 @@ impl Tenant {
         })
     }
 
-    /// Returns all objects of the tenant as YAML.
+    /// Returns the tenant's EndpointSlices and Services as JSON texts.
     fn objects(&self) -> Vec<String> {
         let of_service = |number: usize| {
             let slices = self.endpoints.div_ceil(SLICE);
@@ -213,7 +217,8 @@ fn start(c: &mut Cluster) -> Result<ApiServer> {
     Ok(api)
 }
 
-/// Returns the Service of the other user, whose changes the program measures.
+/// Returns the other user's Service `web`, whose changes the program measures. Its endpoint
+/// alternates with `turn`.
 fn web(turn: usize) -> Service {
     let endpoint = ["10.244.1.10", "10.244.2.10"];
     Service::new("web", "10.96.0.10")
@@ -221,9 +226,9 @@ fn web(turn: usize) -> Service {
         .endpoints(endpoint.get(turn % 2).copied().unwrap_or_default())
 }
 
-/// Returns a Service with an endpoint on the measured node, as nearly every real node has. Without
-/// such an endpoint, the hairpin set would be empty. Every change would then add and remove the
-/// shim's rules for this set.
+/// Returns a Service with an endpoint on node1, as nearly every real node has. Without such an
+/// endpoint, the hairpin set would be empty, and changes would add and remove the shim's rules for
+/// this set.
 fn resident() -> Service {
     Service::new("resident", "10.96.0.11")
         .port(tcp(80, 8080))
@@ -239,7 +244,7 @@ struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    /// Changes the Service. Returns the time until packets reach its new endpoint.
+    /// Changes the endpoint of `web`. Returns the time until packets reach the new endpoint.
     fn change(&mut self) -> Result<Duration> {
         self.turn += 1;
         let who = ["near", "far"].get(self.turn % 2).copied();
@@ -259,8 +264,8 @@ impl Watch<'_> {
         }
     }
 
-    /// Runs `beside` in the background, and measures changes at the same time. Returns once the
-    /// daemon has programmed the objects of `beside`, and at least `CHANGES` changes are measured.
+    /// Measures changes of `web` while `beside` runs in the background. Returns once the daemon has
+    /// programmed the objects of `beside`, and at least [`CHANGES`] changes are measured.
     fn during(&mut self, what: &str, beside: impl FnOnce() -> Outcome + Send) -> Outcome {
         let is_over = AtomicBool::new(false);
         let lives = Mutex::new(Vec::new());
@@ -270,7 +275,8 @@ impl Watch<'_> {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
                     let began = Instant::now();
-                    // Ignores a failure: a request without a response within 5 s counts as 5 s.
+                    // Ignores a failure, because a request without a response within 5 s counts as
+                    // 5 s.
                     drop(get(&c.node1, HEALTH, "/livez"));
                     if let Ok(mut lives) = lives.lock() {
                         lives.push(began.elapsed());
@@ -312,9 +318,8 @@ impl Watch<'_> {
     }
 }
 
-/// Returns true if the kernel holds the state of all objects that the daemon has received. Packets
-/// do not prove this, because they may arrive before the kernel has acknowledged the daemon's
-/// writes.
+/// Returns true if the daemon has no pending entries in the kernel. Packets do not prove this,
+/// because they may arrive before the kernel has acknowledged the daemon's writes.
 fn is_settled(c: &Cluster) -> bool {
     thread::sleep(PAUSE);
     let Ok((_, text)) = get(&c.node1, METRICS, "/metrics") else {
@@ -412,7 +417,7 @@ fn one_endpoint(c: &mut Cluster, has_affinity: bool) -> Outcome {
     c.stop()
 }
 
-/// Returns the CPU seconds of the daemon and its child processes.
+/// Returns the CPU time of the daemon and its child processes, in seconds.
 fn cpu(c: &Cluster) -> Result<f64> {
     Ok(lab::process::cpu(c.daemon_id()?)?.as_secs_f64())
 }

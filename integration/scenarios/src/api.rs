@@ -47,17 +47,17 @@ impl ApiServer {
         })
     }
 
-    /// Returns a handle to the objects for other threads.
+    /// Returns a handle to the server's objects, which other threads may use.
     pub fn objects(&self) -> Cluster {
         self.objects.clone()
     }
 
-    /// Returns the faults of the server, or `None` if the server is stopped.
+    /// Returns the switches for the running server's faults, or `None` while the server is stopped.
     pub fn faults(&self) -> Option<&apiserver::Faults> {
         self.server.as_ref().map(Server::faults)
     }
 
-    /// Creates or replaces the objects of a YAML text.
+    /// Creates or replaces all objects of a YAML text.
     pub fn apply(&self, yaml: &(impl ToString + ?Sized)) -> Result<()> {
         self.objects.apply_yaml(&yaml.to_string())?;
         Ok(())
@@ -88,7 +88,8 @@ impl ApiServer {
             .map_err(|status| anyhow!("{name} cannot be deleted: {status:?}"))
     }
 
-    /// Returns a Service of the namespace default, as stored.
+    /// Returns a Service of the namespace default as the server stores it, or `None` if it does not
+    /// exist.
     pub fn service(&self, name: &str) -> Option<Value> {
         self.objects.get(Kind::Service, "default", name)
     }
@@ -98,8 +99,8 @@ impl ApiServer {
         self.objects.events()
     }
 
-    /// Compacts the history of objects, as a real API server makes etcd do. A client that
-    /// reconnects cannot resume its watch, and must list again.
+    /// Compacts the objects' history, as etcd does for a real API server. A client that reconnects
+    /// cannot resume its watch, and must list again.
     pub fn compact(&self) {
         self.objects.compact();
     }
@@ -129,7 +130,7 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Changes the listen address from the next start on.
+    /// Sets the address on which the server listens from its next start on.
     pub fn move_to(&mut self, address: SocketAddr) {
         self.address = address;
     }
@@ -147,12 +148,12 @@ impl ApiServer {
             .unwrap_or_default()
     }
 
-    /// Returns a kubeconfig for a client of this server.
+    /// Returns a kubeconfig for HTTP access to this server by its IP address.
     pub fn kubeconfig(&self) -> String {
         self.kubeconfig_of(&self.address.ip().to_string())
     }
 
-    /// Returns a kubeconfig in which the server has this host name.
+    /// Returns a kubeconfig for HTTP access to this server by the host name `host`.
     pub fn kubeconfig_of(&self, host: &str) -> String {
         format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: lab\n\
@@ -162,8 +163,8 @@ impl ApiServer {
         )
     }
 
-    /// Starts another server on the API server's address, which must be stopped. The new server
-    /// returns these invalid bodies as JSON, one after another.
+    /// Starts another server on the address of the API server, which must be stopped. The new
+    /// server responds with `bodies`, one after another, as if they were JSON.
     pub fn nonsense(&self, bodies: &'static [&'static str]) -> Result<InvalidApiServer> {
         InvalidApiServer::start(self.listen()?, bodies)
     }
@@ -175,7 +176,7 @@ impl ApiServer {
     }
 }
 
-/// A server that returns invalid bodies until dropped.
+/// An HTTP server that responds with invalid bodies until it is dropped.
 #[derive(Debug)]
 pub struct InvalidApiServer {
     answers: Arc<AtomicUsize>,
@@ -193,7 +194,7 @@ impl InvalidApiServer {
             while !over.is_over() {
                 match listener.accept() {
                     Ok((mut socket, _)) => {
-                        // Ignores errors of clients that disconnect.
+                        // Ignores errors, because the client may have disconnected.
                         let _ = socket.set_nonblocking(false);
                         let _ = socket.set_read_timeout(Some(Duration::from_secs(1)));
                         let _ = socket.read(&mut [0; 8192]);

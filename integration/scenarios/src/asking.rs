@@ -5,12 +5,12 @@ use serde_json::Value;
 
 use crate::cluster::{Cluster, kube_proxy};
 
-/// Runs a subcommand on node1. Returns its exit status, and its standard output followed by its
-/// standard error.
+/// Runs a `kube-proxy` subcommand on node1. Returns its exit status, and its standard output
+/// followed by its standard error.
 ///
 /// # Errors
 ///
-/// Fails if the program cannot start or is killed.
+/// Fails if the program cannot start or is killed by a signal.
 pub fn ask(c: &Cluster, arguments: &[&str]) -> Result<(i32, String)> {
     let program = kube_proxy()?;
     let mut line = vec![program.to_str().context("a path that is text")?];
@@ -20,7 +20,7 @@ pub fn ask(c: &Cluster, arguments: &[&str]) -> Result<(i32, String)> {
     Ok((code, output.stdout + &output.stderr))
 }
 
-/// Runs a subcommand with `-o json`. Returns its exit status and the parsed JSON.
+/// Runs a `kube-proxy` subcommand with `-o json`. Returns its exit status and the parsed JSON.
 ///
 /// # Errors
 ///

@@ -16,11 +16,12 @@ use crate::api::ApiServer;
 use crate::kernel::{self, VirtualServers};
 use crate::object::Service;
 
-/// Timeout for a result that normally follows immediately. It is this long for a loaded machine.
+/// Timeout for a result that normally follows immediately. It is long, because the machine may be
+/// loaded.
 pub const SOON: Duration = Duration::from_secs(30);
 /// Timeout for one request of [`tally`](crate::tally).
 pub(crate) const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
-/// Interval between two checks of an awaited condition.
+/// Pause between two checks of an awaited condition.
 const GLANCE: Duration = Duration::from_millis(20);
 
 /// Address of the API server, on the external host.
@@ -47,9 +48,9 @@ pub struct Cluster {
     pub client: Place,
     /// Host outside the cluster: 172.35.0.9, fd35::9.
     pub outside: Place,
-    /// Words in front of the daemon's command line, such as `setpriv` with its options.
+    /// Words before the daemon's path in its command line, such as `setpriv` with its options.
     pub prefix: Vec<OsString>,
-    /// Additional flags, which end the command line of every daemon that the test starts.
+    /// Additional flags at the end of every daemon's command line.
     pub flags: Vec<OsString>,
     /// Path of the daemon's binary, or `None` for the binary of this build.
     pub program: Option<PathBuf>,
@@ -57,7 +58,7 @@ pub struct Cluster {
     pub patience: Duration,
     folder: PathBuf,
     daemon: Option<Running>,
-    /// Output of the daemons that have ended.
+    /// Output of all daemons of this test that have ended.
     said: String,
 }
 
@@ -122,7 +123,7 @@ impl Cluster {
         })
     }
 
-    /// Returns a directory for the test's files.
+    /// Returns the directory for the test's temporary files.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -159,13 +160,14 @@ impl Cluster {
 
     // ---- the daemon ----
 
-    /// Starts the daemon with the manifests and these flags. Waits for its first sync.
+    /// Starts the daemon with the manifest directory and `flags`, and waits for its first sync.
     pub fn start(&mut self, flags: &[&str]) -> Result<()> {
         self.launch(flags)?;
         self.await_first_sync()
     }
 
-    /// Starts the daemon with an API server as its source, and does not wait.
+    /// Starts the daemon with `api` as its source and with `flags`. Does not wait for the first
+    /// sync.
     pub fn launch_on(&mut self, api: &ApiServer, flags: &[&str]) -> Result<()> {
         let kubeconfig = self.folder.join("kubeconfig");
         fs::write(&kubeconfig, api.kubeconfig())?;
@@ -173,13 +175,14 @@ impl Cluster {
         self.launch_with(&[&[kubeconfig.as_str()], flags].concat())
     }
 
-    /// Starts the daemon with the manifests as its source, and does not wait.
+    /// Starts the daemon with the manifest directory and `flags`. Does not wait for the first sync.
     pub fn launch(&mut self, flags: &[&str]) -> Result<()> {
         let manifests = format!("--manifests={}", self.manifests().display());
         self.launch_with(&[&[manifests.as_str()], flags].concat())
     }
 
-    /// Starts the daemon with flags that select its source, and does not wait.
+    /// Starts the daemon with `flags`, which must name its source. Does not wait for the first
+    /// sync.
     pub fn launch_with(&mut self, flags: &[&str]) -> Result<()> {
         ensure!(self.daemon.is_none(), "there is a daemon already");
         self.daemon = Some(self.spawn(flags)?);
@@ -192,8 +195,7 @@ impl Cluster {
             Some(program) => program.into(),
             None => kube_proxy()?.into(),
         });
-        // If a flag appears twice, the daemon uses its later value. So the test's flags override
-        // the common flags.
+        // A later flag overrides an earlier one, so the test's flags override the common flags.
         argv.extend(COMMON.iter().chain(flags).map(Into::into));
         argv.extend(self.flags.iter().cloned());
         Ok(self.node1.spawn(argv)?)
@@ -226,7 +228,7 @@ impl Cluster {
         Ok(output.stdout)
     }
 
-    /// Waits until the daemon has synced both families once.
+    /// Waits until the daemon has logged its first sync of each IP family.
     pub fn await_first_sync(&mut self) -> Result<()> {
         for _family in 0..2 {
             self.await_line("first sync done")?;
@@ -234,31 +236,31 @@ impl Cluster {
         Ok(())
     }
 
-    /// Returns the daemon's next output line that contains `part`. Skips earlier lines.
+    /// Waits for the daemon's next output line that contains `part`, and returns it.
     pub fn await_line(&mut self, part: &str) -> Result<String> {
         let daemon = self.daemon.as_mut().context("there is no daemon")?;
         Ok(daemon.wait_for(part, self.patience)?)
     }
 
-    /// Sends the daemon SIGTERM. Fails if the daemon does not exit successfully.
+    /// Stops the daemon with SIGTERM. Fails unless the daemon exits with status 0.
     pub fn stop(&mut self) -> Result<()> {
         let status = self.terminate()?;
         ensure!(status.success(), "kube-proxy ended with {status}");
         Ok(())
     }
 
-    /// Sends the daemon SIGTERM. Returns its exit status.
+    /// Stops the daemon with SIGTERM, and returns its exit status.
     pub fn terminate(&mut self) -> Result<ExitStatus> {
         Ok(self.end(true)?.status)
     }
 
-    /// Waits until the daemon fails with status 1. Returns its standard error.
+    /// Waits until the daemon exits with status 1, and returns its standard error.
     pub fn refusal(&mut self) -> Result<String> {
         self.failure(1)
     }
 
-    /// Waits until the daemon rejects its flags or configuration file with status 2. Returns its
-    /// standard error.
+    /// Waits until the daemon exits with status 2, which means invalid flags or an invalid
+    /// configuration file. Returns its standard error.
     pub fn usage_error(&mut self) -> Result<String> {
         self.failure(2)
     }
@@ -274,7 +276,7 @@ impl Cluster {
         Ok(output.stderr)
     }
 
-    /// Waits until a daemon with a short task, such as `--cleanup`, has exited successfully.
+    /// Waits until the daemon exits with status 0 by itself, as with `--cleanup`.
     pub fn await_end(&mut self) -> Result<()> {
         let output = self.end(false)?;
         ensure!(
@@ -317,7 +319,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Returns the output of all daemons that this test has started.
+    /// Returns the output of all daemons of this test, including the running daemon.
     pub fn said(&self) -> String {
         self.said.clone() + &self.daemon.as_ref().map(Running::said).unwrap_or_default()
     }
@@ -340,7 +342,7 @@ impl Cluster {
             .unwrap_or_default())
     }
 
-    /// Returns the members of an ipset.
+    /// Returns the members of an ipset on node1, or no members if the set does not exist.
     pub fn members(&self, set: &str) -> Result<BTreeSet<String>> {
         kernel::members(&self.node1, set)
     }
@@ -351,20 +353,20 @@ impl Cluster {
         kernel::addresses(&self.node1)
     }
 
-    /// Returns all kernel state of node1 that a proxy may change. Equal states give equal texts.
+    /// Returns the kernel state on node1 that a proxy may change. Equal states give equal texts.
     pub fn state(&self) -> Result<String> {
         kernel::state(&self.node1)
     }
 
-    /// Runs a shell script on node1, with the variable of [`with_backend`]. Returns its standard
-    /// output. Fails if the script fails.
+    /// Runs a shell script on node1, and returns its standard output. The script may use the
+    /// variable of [`with_backend`]. Fails if the script fails.
     pub fn sh(&self, script: &str) -> Result<String> {
         Ok(self.node1.read(["sh", "-ec", &with_backend(script)])?)
     }
 
     // ---- waiting ----
 
-    /// Waits until a condition holds. Returns the duration of the wait.
+    /// Waits until a condition holds, at most for [`Cluster::patience`]. Returns the duration.
     pub fn until(&self, what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<Duration> {
         let started = Instant::now();
         loop {
@@ -410,14 +412,14 @@ impl Cluster {
         Ok(took + more.with_context(|| format!("Service {}", service.name()))?)
     }
 
-    /// Waits until the daemon has removed a virtual server such as `TCP 10.96.0.10:80`.
+    /// Waits until node1's kernel has no virtual server `server`, such as `TCP 10.96.0.10:80`.
     pub fn until_gone(&self, server: &str) -> Result<Duration> {
         self.until(&format!("{server} is gone"), || {
             Ok(!self.servers()?.contains_key(server))
         })
     }
 
-    /// Waits until a virtual server has these destinations, in the format of
+    /// Waits until a virtual server has exactly these destinations, in the format of
     /// [`reals`](Self::reals).
     pub fn until_reals(&self, server: &str, reals: &str) -> Result<Duration> {
         let mut found = String::new();
@@ -428,7 +430,7 @@ impl Cluster {
         took.with_context(|| format!("{server} has {found:?} instead of {reals:?}"))
     }
 
-    /// Waits until a TCP request succeeds.
+    /// Waits until a TCP request from `from` to `to` gets a reply.
     pub fn until_answered(&self, from: &Place, to: &str) -> Result<Duration> {
         let mut last = None;
         let took = self.until("an answer", || {
@@ -442,7 +444,7 @@ impl Cluster {
         took.with_context(|| format!("{} asks {to}: {last:?}", from.name()))
     }
 
-    /// Fails if a TCP request succeeds.
+    /// Fails if a TCP request from `from` to `to` gets a reply.
     pub fn refuses(&self, from: &Place, to: &str) -> Result<()> {
         match from
             .dial(Transport::Tcp, at(to))
@@ -461,7 +463,7 @@ impl Drop for Cluster {
     }
 }
 
-/// Parses an address and port. Use only for literals in a test.
+/// Parses an address and port, such as `10.96.0.10:80`. Use only for literals in a test.
 ///
 /// # Panics
 /// Panics if the text is invalid.
@@ -472,14 +474,14 @@ pub fn at(address: &str) -> SocketAddr {
         .unwrap_or_else(|_| panic!("{address} is no address and port"))
 }
 
-/// Returns a shell script in which `iptables-$backend` is `iptables-nft` or `iptables-legacy`,
-/// depending on the lab's kernel.
+/// Returns a shell script that sets `backend` to `nft` or `legacy`, depending on the lab's kernel.
+/// The script can then run `iptables-$backend`.
 pub fn with_backend(script: &str) -> String {
     format!("backend={}\n{script}", lab::iptables_backend())
 }
 
-/// Returns the path of the daemon. The daemon is in the directory of the running program or, for a
-/// test binary, in the parent directory.
+/// Returns the path of the daemon's binary, which is in the directory of the running program or,
+/// for a test binary, in the parent directory.
 pub fn kube_proxy() -> Result<PathBuf> {
     let exe = std::env::current_exe().context("cannot find this program's own file")?;
     let folders = exe.ancestors().skip(1).take(2);

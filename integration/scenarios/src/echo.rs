@@ -9,11 +9,11 @@ use lab::Place;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, ipproto, socket_with};
 
 const AT_MOST: Duration = Duration::from_secs(2);
-/// Timeout of a request that must get no reply. Replies take milliseconds.
+/// Timeout of a request that must get no reply. On one machine, replies take milliseconds.
 const BRIEFLY: Duration = Duration::from_millis(300);
 
-/// Sends an echo request from a node, pod or host, through the kernel's ping sockets (icmp(7)).
-/// `expected` selects the timeout. Returns one of these results:
+/// Sends an ICMP echo request from a node, pod or host, through a ping socket (icmp(7)). If
+/// `expected` is `timeout`, waits only briefly. Returns one of these results:
 ///
 /// - `answered`;
 /// - `refused` (port unreachable);
@@ -31,7 +31,7 @@ pub fn ping(from: &Place, to: IpAddr, expected: &str) -> String {
         IpAddr::V6(_) => (AddressFamily::INET6, ipproto::ICMPV6, 128),
     };
     let exchange = || {
-        // Allows root's group to open ping sockets. By default, no group may.
+        // Allows ping sockets for root's group. By default, no group may open them.
         fs::write("/proc/sys/net/ipv4/ping_group_range", "0 0")?;
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(family, SocketType::DGRAM, flags, Some(protocol))?;
@@ -46,11 +46,11 @@ pub fn ping(from: &Place, to: IpAddr, expected: &str) -> String {
     outcome(from.enter(exchange).map(|_| "answered"))
 }
 
-/// Sends a timestamp request from a node, pod or host. Returns `answered`, `refused` (port
+/// Sends an ICMP timestamp request from a node, pod or host. Returns `answered`, `refused` (port
 /// unreachable), `timeout`, or the error.
 pub fn request_timestamp(from: &Place, to: Ipv4Addr) -> String {
-    /// Header, identifier 0x6b, sequence number 0, and three empty timestamps. The checksum is the
-    /// complement of type and identifier.
+    /// ICMP timestamp request: header, identifier 0x6b, sequence number 0, and three empty
+    /// timestamps. The checksum is the complement of type and identifier.
     const REQUEST: [u8; 20] = [
         13, 0, 0xf2, 0x94, 0, 0x6b, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
     ];
@@ -68,7 +68,7 @@ pub fn request_timestamp(from: &Place, to: Ipv4Addr) -> String {
             let mut packet = [0; 128];
             let length = socket.recv(&mut packet)?;
             let icmp = packet.get(IP..length).unwrap_or_default();
-            // An ICMP error contains the start of the packet that caused the error.
+            // An ICMP error quotes the start of the packet that caused it.
             match (icmp.first(), icmp.get(8 + IP), icmp.get(5)) {
                 (Some(14), _, Some(0x6b)) => return Ok("answered"),
                 (Some(3), Some(13), _) => return Ok("refused"),

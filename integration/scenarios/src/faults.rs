@@ -1,4 +1,4 @@
-//! Wrappers around the iptables programs. During a fault, a program hangs or fails.
+//! Wrappers around the iptables programs, which make a program hang or fail during a fault.
 //!
 //! ```text
 //!   daemon ─▶ FOLDER/iptables-legacy-save ─┬─ during a fault: the fault's script
@@ -22,12 +22,12 @@ pub struct Faults(PathBuf);
 #[must_use]
 pub struct Fault {
     script: PathBuf,
-    /// Lock that the script of a hanging program waits for.
+    /// Open script file, whose lock the script of a hanging program waits for.
     _held: File,
 }
 
 impl Faults {
-    /// Puts the wrappers first into the PATH. Only daemons that start later use the wrappers.
+    /// Puts wrappers of the iptables programs first into the PATH of daemons that start later.
     pub fn prepare(cluster: &mut Cluster) -> Result<Self> {
         let folder = cluster.folder().join("faults");
         fs::create_dir_all(&folder)?;
@@ -48,18 +48,19 @@ impl Faults {
         Ok(Self(folder))
     }
 
-    /// Makes a program hang, such as `ip6tables restore`. The program works again when the returned
-    /// fault is dropped.
+    /// Makes an iptables program hang, such as `ip6tables restore`, until the returned fault is
+    /// dropped.
     pub fn hang(&self, program: &str) -> Result<Fault> {
         self.set(program, "flock --shared $fault true")
     }
 
-    /// Makes a program print an error and fail.
+    /// Makes an iptables program print an error and fail, until the returned fault is dropped.
     pub fn fail(&self, program: &str) -> Result<Fault> {
         self.set(program, "echo 'it fails on purpose' >&2; exit 1")
     }
 
-    /// Makes a program fail if its input contains one of the texts in `parts`.
+    /// Makes an iptables program fail if its input contains one of `parts`, until the returned
+    /// fault is dropped.
     pub fn refuse(&self, program: &str, parts: &[&str]) -> Result<Fault> {
         let parts: Vec<String> = parts.iter().map(|part| format!("*{part}*")).collect();
         let script = format!(

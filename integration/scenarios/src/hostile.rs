@@ -32,7 +32,7 @@ fn slice(of: &str, name: &str, family: &str, ports: &str, addresses: &[&str]) ->
     )
 }
 
-/// Returns manifests by file name. One of the Services has `ports` ports, another Service has
+/// Returns hostile manifests, each with its file name. One Service has `ports` ports, another has
 /// `ranges` source ranges.
 pub fn files(ports: usize, ranges: usize) -> Vec<(&'static str, String)> {
     let list = |count: usize, item: &dyn Fn(usize) -> String| {

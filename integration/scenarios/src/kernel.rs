@@ -1,4 +1,4 @@
-//! The kernel's state, in the format of an operator's tools.
+//! Kernel state of a network namespace, as an operator's tools print it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,12 +14,12 @@ pub type VirtualServers = BTreeMap<String, VirtualServer>;
 pub struct VirtualServer {
     /// Scheduler and flags of the virtual server: `rr`, `rr -p 10800`.
     pub properties: String,
-    /// Weights of the destinations, by address and port.
+    /// Weights of the destinations by address and port, such as `10.244.1.10:8080`.
     pub reals: BTreeMap<String, u32>,
 }
 
 impl VirtualServer {
-    /// Returns the destinations with their weights: `10.244.1.10:8080*1`.
+    /// Returns each destination with its weight, such as `10.244.1.10:8080*1`.
     pub fn weights(&self) -> Vec<String> {
         self.reals
             .iter()
@@ -29,8 +29,8 @@ impl VirtualServer {
 }
 
 impl VirtualServer {
-    /// Returns true if exactly the destinations `reals` have a weight above 0, and if each of these
-    /// weights is 1.
+    /// Returns true if exactly the destinations `reals` have weight 1, and all other destinations
+    /// have weight 0.
     pub(crate) fn serves(&self, reals: &[String]) -> bool {
         let weighty = self.reals.iter().filter(|(_, weight)| **weight != 0);
         let wanted: BTreeMap<_, _> = reals.iter().map(|real| (real, &1)).collect();
@@ -38,7 +38,7 @@ impl VirtualServer {
     }
 }
 
-/// Returns the virtual servers of a network namespace.
+/// Returns the virtual servers of the network namespace, from the output of `ipvsadm -Sn`.
 pub fn virtual_servers(place: &Place) -> Result<VirtualServers> {
     let mut servers = VirtualServers::new();
     for line in place.read(["ipvsadm", "-Sn"])?.lines() {
@@ -77,8 +77,8 @@ pub fn members(place: &Place, set: &str) -> Result<BTreeSet<String>> {
         .collect())
 }
 
-/// Returns addresses with their devices: `kube-ipvs0 10.96.0.10/32`. A Service address that is
-/// local by a route is `kube-ipvs0 local 10.96.0.10`.
+/// Returns each address with its device, such as `kube-ipvs0 10.96.0.10/32`. An address that is
+/// local only by a route becomes `kube-ipvs0 local 10.96.0.10`.
 pub(crate) fn addresses(place: &Place) -> Result<BTreeSet<String>> {
     let lines = place.read(["ip", "-oneline", "address", "show"])?;
     let address = |line: &str| {
@@ -109,9 +109,9 @@ pub(crate) fn state(place: &Place) -> Result<String> {
         "for c in iptables-legacy ip6tables-legacy iptables-nft ip6tables-nft; do $c-save 2>/dev/null | sed \"s/^/$c /\"; done",
     )?;
     let rules = rules.lines().filter(|line| !line.contains(" #"));
-    // Removes packet counters: `:INPUT ACCEPT [7:420]`.
+    // Cuts the packet counters of chains, such as ` [7:420]`.
     let rules = rules.map(|line| line.split(" [").next().unwrap_or(line).to_owned());
-    // Removes the hash seed of ipsets, which differs after each creation of a set.
+    // Cuts the hash seed of ipsets, which differs after each creation of a set.
     let rest = part("ipvsadm -Sn; ipset save | sed 's/ initval 0x[0-9a-f]*//'")?;
     let mut lines: Vec<String> = rest
         .lines()

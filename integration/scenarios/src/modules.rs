@@ -1,4 +1,4 @@
-//! Kernel modules that are temporarily unavailable.
+//! Kernel modules that are unavailable during a test.
 
 use std::fs;
 use std::io;
@@ -6,14 +6,14 @@ use std::process::Command;
 
 const MODPROBE: &str = "/proc/sys/kernel/modprobe";
 
-/// Saved value of the kernel setting `kernel.modprobe`, the path of the module loader. Until this
-/// guard is dropped, the setting has an invalid path.
+/// Guard that keeps the kernel from loading modules: `kernel.modprobe` has an invalid path.
+/// Dropping the guard restores the saved path of the module loader.
 #[derive(Debug)]
 #[must_use]
 pub struct Modprobe(String);
 
 impl Modprobe {
-    /// Stops the kernel from loading modules on demand.
+    /// Makes `kernel.modprobe` invalid, so that the kernel loads no modules on demand.
     pub fn take_away() -> io::Result<Self> {
         let before = fs::read_to_string(MODPROBE)?;
         fs::write(MODPROBE, "/nonexistent")?;
@@ -27,8 +27,7 @@ impl Drop for Modprobe {
     }
 }
 
-/// Returns true if the tests run in a VM of the lab whose kernel loads the module `name` from a
-/// file.
+/// Returns true if the tests run in a VM of the lab whose kernel has `name` as a loadable module.
 pub fn is_module(name: &str) -> bool {
     let is_guest = std::env::var_os("LAB_LANE").is_none_or(|lane| lane != "host");
     let file = || {

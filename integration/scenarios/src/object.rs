@@ -1,5 +1,5 @@
-//! Services with their endpoints. A test describes them briefly, and this module renders them as
-//! YAML.
+//! Services with their EndpointSlices. A test describes them in short form, and this module renders
+//! them as YAML.
 
 use std::fmt::{self, Write as _};
 use std::net::IpAddr;
@@ -25,7 +25,7 @@ pub fn tcp(port: u16, target: u16) -> Port {
     }
 }
 
-/// Describes a UDP port.
+/// Describes a UDP port `port` whose endpoints use the port `target`.
 pub fn udp(port: u16, target: u16) -> Port {
     Port {
         protocol: "UDP",
@@ -33,7 +33,7 @@ pub fn udp(port: u16, target: u16) -> Port {
     }
 }
 
-/// Describes an SCTP port.
+/// Describes an SCTP port `port` whose endpoints use the port `target`.
 pub fn sctp(port: u16, target: u16) -> Port {
     Port {
         protocol: "SCTP",
@@ -42,13 +42,13 @@ pub fn sctp(port: u16, target: u16) -> Port {
 }
 
 impl Port {
-    /// Sets the port's name. A Service with several ports needs names.
+    /// Sets the port's name, which each port of a multi-port Service needs.
     #[must_use]
     pub fn named(self, name: &'static str) -> Self {
         Self { name, ..self }
     }
 
-    /// Sets the node port.
+    /// Sets the node port of this Service port.
     #[must_use]
     pub fn node_port(self, node_port: u16) -> Self {
         Self {
@@ -58,7 +58,7 @@ impl Port {
     }
 }
 
-/// A Service `default/NAME` and its EndpointSlices. Displaying this value renders YAML.
+/// A Service `default/NAME` with its EndpointSlices, which `Display` renders as YAML.
 #[derive(Debug, Clone)]
 pub struct Service {
     name: String,
@@ -113,7 +113,7 @@ impl Service {
         }
     }
 
-    /// Sets the load-balancer addresses, and the type LoadBalancer.
+    /// Sets the load-balancer addresses, separated by blanks, and the type LoadBalancer.
     #[must_use]
     pub fn ingress(self, ingress: &str) -> Self {
         Self {
@@ -183,7 +183,7 @@ impl Service {
         wanted
     }
 
-    /// Returns all addresses of the Service.
+    /// Returns the cluster IPs, external IPs and load-balancer addresses in the Service's families.
     pub(crate) fn vips(&self) -> impl Iterator<Item = IpAddr> {
         let further = self
             .external_ips

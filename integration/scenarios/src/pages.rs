@@ -14,7 +14,7 @@ pub const HEALTH: &str = "127.0.0.1:10256";
 /// Address of the daemon's metrics endpoint, on node1.
 pub const METRICS: &str = "127.0.0.1:10249";
 
-/// Sends `GET http://SERVER/PATH`. Returns the status and body of the response.
+/// Sends `GET http://SERVER/PATH` from a node, pod or host. Returns the response's status and body.
 pub fn get(from: &Place, server: &str, path: &str) -> Result<(u16, String)> {
     let answer = from.enter(|| {
         let mut stream = TcpStream::connect_timeout(&at(server), Duration::from_secs(5))?;
@@ -30,12 +30,13 @@ pub fn get(from: &Place, server: &str, path: &str) -> Result<(u16, String)> {
     Ok((code, body.to_owned()))
 }
 
-/// Returns the status of a health endpoint.
+/// Returns the HTTP status of the daemon's health endpoint `path`, such as `/livez`.
 pub fn health(c: &Cluster, path: &str) -> Result<u16> {
     Ok(get(&c.node1, HEALTH, path)?.0)
 }
 
-/// Returns the value of a metric sample. `series` is its name with its labels.
+/// Returns the value of a metric sample, or `None` without this sample. `series` is its name with
+/// its labels.
 pub fn metric(c: &Cluster, series: &str) -> Result<Option<f64>> {
     let (_, text) = get(&c.node1, METRICS, "/metrics")?;
     let sample = text
@@ -44,8 +45,8 @@ pub fn metric(c: &Cluster, series: &str) -> Result<Option<f64>> {
     Ok(sample.map(str::parse).transpose()?)
 }
 
-/// Returns the number of IPv4 changes that the daemon has programmed, and the sum of their
-/// durations in seconds.
+/// Returns the number of Service changes that the daemon has programmed in IPv4, and the sum of
+/// their durations in seconds.
 pub fn programmed(c: &Cluster) -> Result<(f64, f64)> {
     let (_, text) = get(&c.node1, METRICS, "/metrics")?;
     let value = |name: &str| -> Result<f64> {

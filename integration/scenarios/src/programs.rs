@@ -1,4 +1,4 @@
-//! Records the programs that the daemon starts. Wrappers at the front of the daemon's PATH log each
+//! Records which programs the daemon starts. Wrappers at the front of the daemon's PATH log each
 //! call, and then execute the real program.
 
 use std::fs;
@@ -25,13 +25,13 @@ const PROGRAMS: [&str; 12] = [
     "ip",
 ];
 
-/// File of the recorded calls. If a restore only tests whether the kernel accepts rules, the call
-/// appears as `probe`.
+/// Path of the log of calls. A restore that only tests whether the kernel accepts rules appears as
+/// `probe`.
 #[derive(Debug)]
 pub struct Programs(PathBuf);
 
 impl Programs {
-    /// Puts the wrappers first into the PATH. Only daemons that start later use the wrappers.
+    /// Puts recording wrappers first into the PATH of daemons that start later.
     pub fn record(cluster: &mut Cluster) -> Result<Self> {
         let folder = cluster.folder().join("bin");
         fs::create_dir_all(&folder)?;
@@ -54,7 +54,7 @@ impl Programs {
         Ok(Self(log))
     }
 
-    /// Returns the calls recorded since the previous `take`: `iptables-legacy-save`,
+    /// Returns the calls since the previous `take`, such as `iptables-legacy-save` or
     /// `iptables-legacy-restore write`.
     pub fn take(&self) -> Result<Vec<String>> {
         let text = fs::read_to_string(&self.0)
@@ -64,7 +64,7 @@ impl Programs {
     }
 }
 
-/// Returns the path of a program in the PATH.
+/// Returns the path of a program that the PATH contains, or `None`.
 pub(crate) fn find(name: &str) -> Option<PathBuf> {
     let search = std::env::var("PATH").unwrap_or_default();
     let mut files = std::env::split_paths(&search).map(|dir| dir.join(name));

@@ -8,10 +8,10 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 use crate::cluster::{self, Cluster};
 
-/// Result of a test. An error makes the test fail.
+/// Result of a test, which fails with an error.
 pub type Outcome = anyhow::Result<()>;
 
-/// A test, with its name and its condition.
+/// A named test, and the condition under which it can run.
 #[derive(Debug, Clone, Copy)]
 pub struct Story {
     /// Name of the test: its expected result, as words joined by underscores.
@@ -44,12 +44,12 @@ macro_rules! stories {
     };
 }
 
-/// Time limit of one test, or three times [`Cluster::patience`] if that is longer. Single waits and
-/// requests have shorter limits.
+/// Time limit of one test, or three times [`Cluster::patience`] if that is longer. Waits within a
+/// test have shorter limits.
 const LONGEST: Duration = Duration::from_mins(2);
 
-/// Enters the lab, runs the tests in order, and exits. `limit` applies to the boot and all tests
-/// together.
+/// Enters the lab, runs the tests in order, and exits. `limit` is the time for the VM's boot and
+/// all tests.
 pub fn tell(stories: &[Story], limit: Duration) -> ! {
     // Must come first: in a VM of the lab, this program also runs as init, with other arguments.
     lab::maybe_init();

@@ -1,5 +1,5 @@
-//! A program in its own pseudo-terminal. A test reads its output, types its input, and checks the
-//! terminal's state after the program has ended.
+//! A program in its own pseudo-terminal. A test types keys, and checks the output and the
+//! terminal's final state.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -42,7 +42,7 @@ pub struct Terminal {
     is_hung_up: Arc<AtomicBool>,
 }
 
-/// Reads the program's output until the test hangs up the terminal.
+/// Appends the program's output to `to` until the test hangs up the terminal.
 fn read(mut from: File, to: &Mutex<Vec<u8>>, is_hung_up: &AtomicBool) {
     let mut piece = [0; 4096];
     let pause = Timespec {
@@ -63,7 +63,7 @@ fn read(mut from: File, to: &Mutex<Vec<u8>>, is_hung_up: &AtomicBool) {
     }
 }
 
-/// Returns the terminal's settings, as a shell would find them after the program has ended.
+/// Returns the terminal's settings, which a shell would inherit after the program has ended.
 fn settings(terminal: &OwnedFd) -> Result<String> {
     let Termios {
         input_modes,
@@ -82,7 +82,7 @@ impl Terminal {
     ///
     /// # Errors
     ///
-    /// Fails if there is no terminal or no such program.
+    /// Fails if no pseudo-terminal or no such program is available.
     pub fn start(at: &Place, line: &[&str]) -> Result<Self> {
         let end = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
         grantpt(&end)?;
@@ -137,7 +137,7 @@ impl Terminal {
         String::from_utf8_lossy(&shown).into_owned()
     }
 
-    /// Waits until the program writes `text`. Ignores earlier output.
+    /// Waits until the program writes `text` after this call.
     ///
     /// # Errors
     ///
@@ -193,7 +193,7 @@ impl Terminal {
         Pid::from_child(&self.program)
     }
 
-    /// Waits until the program has ended. Returns its exit status.
+    /// Waits until the program has ended, and returns its exit status.
     ///
     /// # Errors
     ///
@@ -218,7 +218,7 @@ impl Terminal {
     ///
     /// Fails if the terminal is not restored.
     pub fn is_given_back(&self) -> Result<()> {
-        // Waits, because the reading thread may lag behind the program.
+        // Waits, because the thread that reads the output may lag behind the program.
         let began = Instant::now();
         let is_back = |shown: &str| {
             let back = shown.rfind(GIVEN_BACK);

@@ -1,5 +1,4 @@
-//! Sends requests to a Service, either a series of requests, or continuously in the background of a
-//! test.
+//! Sends requests to a Service, as a series or continuously in the background of a test.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -13,11 +12,11 @@ use lab::{Failure, Place, Transport};
 
 use crate::cluster::{ANSWERED_WITHIN, SOON, at};
 
-/// Pause between two requests on one path.
+/// Pause between two requests of a background client.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Timeout for a request. It is shorter than TCP's first retransmission (after 1 s), so a lost
-/// packet makes the request fail.
+/// Timeout of a request, shorter than TCP's first retransmission (1 s). A single lost packet
+/// therefore makes the request fail.
 pub const FIRST_TRY: Duration = Duration::from_millis(900);
 
 /// Value of [`lab::traffic::Client::excuse`] with which even the shortest stall of the VM excuses a

@@ -31,8 +31,8 @@ fn main() {
     tell(&stories, Duration::from_mins(4))
 }
 
-/// Directory with the links of a mounted ConfigMap, such as `config.conf → ..data/config.conf` and
-/// `..data → ..1`. The directory `..1` has the first version of the file.
+/// Directory with the links of a mounted ConfigMap: `config.conf → ..data/config.conf`, and `..data
+/// → ..1` for the first version.
 struct ConfigMap(PathBuf);
 
 impl ConfigMap {
@@ -45,8 +45,8 @@ impl ConfigMap {
         Ok(map)
     }
 
-    /// Publishes a version of the file as the kubelet does. Writes a new directory, and renames a
-    /// new link over the old link.
+    /// Publishes a version of the ConfigMap as the kubelet does: writes a new directory, and
+    /// renames a new `..data` link over the old one.
     fn publish(&self, version: &str, fields: &str) -> Result<()> {
         let header = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n\
                       conntrack: {maxPerCore: 0}\nclusterCIDR: 10.244.0.0/16,fd44::/16\n";
@@ -145,7 +145,7 @@ fn a_changed_configuration_is_applied_without_losing_connections(c: &mut Cluster
     c.stop()
 }
 
-/// Returns the `ipvs` settings that the daemon reports as effective: scheduler and strict ARP.
+/// Returns the scheduler and strict ARP setting that the daemon reports in `/configz`.
 fn told_in_effect(c: &Cluster) -> Result<String> {
     let (_, body) = get(&c.node1, METRICS, "/configz")?;
     let all: serde_json::Value = serde_json::from_str(&body)?;
@@ -153,8 +153,8 @@ fn told_in_effect(c: &Cluster) -> Result<String> {
     Ok(format!("{:?} {:?}", field("scheduler"), field("strictARP")))
 }
 
-/// The daemon cannot apply a new file. It logs the failure and keeps the old configuration. After
-/// the cause is removed, the new file takes effect without another edit.
+/// A new file cannot be applied, so the daemon logs the failure and keeps the old configuration.
+/// After the cause is removed, the new file takes effect without another edit.
 fn a_configuration_change_that_fails_is_retried(c: &mut Cluster) -> Outcome {
     let map = ConfigMap::new(c, "mode: ipvs\n")?;
     c.apply(&web())?;
@@ -213,8 +213,8 @@ fn health_checks_are_served_at_node_port_addresses(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// With `tcpBeLiberal`, no rule drops packets that conntrack considers invalid. If a later file
-/// omits the option, the kernel setting stays.
+/// With `tcpBeLiberal`, no rule drops packets in conntrack state INVALID. If a later file omits the
+/// option, the kernel setting stays.
 fn packets_in_conntrack_state_invalid_are_accepted_after_a_configuration_change(
     c: &mut Cluster,
 ) -> Outcome {
@@ -301,7 +301,7 @@ fn changes_that_need_a_restart_are_logged(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// Makes kernel settings read-only for daemons that start later, as in an unprivileged container.
+/// Makes `/proc/sys` read-only for daemons that start later, as in an unprivileged container.
 fn may_not_write_settings(c: &mut Cluster) {
     let script =
         "mount --bind /proc/sys /proc/sys; mount -o remount,bind,ro /proc/sys; exec \"$@\"";
@@ -310,8 +310,8 @@ fn may_not_write_settings(c: &mut Cluster) {
         .to_vec();
 }
 
-/// Adds a default route to node1. iptables mode binds no Service addresses on the node. The node's
-/// own packets to a Service therefore need a route.
+/// Adds a default route to node1. The node's own packets to a Service need a route, because
+/// iptables mode makes no Service address local.
 fn has_a_way(c: &Cluster) -> Outcome {
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
@@ -322,16 +322,16 @@ fn setting(c: &Cluster, name: &str) -> Result<String> {
     Ok(c.sh(&format!("sysctl -n {name}"))?.trim().to_owned())
 }
 
-/// Kills the daemon with SIGKILL, like the kernel's out-of-memory killer.
+/// Kills the daemon with SIGKILL, as the kernel's out-of-memory killer would.
 fn crash(c: &mut Cluster) -> Outcome {
     c.sh(&format!("kill -KILL {}", c.daemon_id()?))?;
     ensure!(c.stop().is_err(), "it was to be killed");
     Ok(())
 }
 
-/// The file has a pending change of the mode. A container that restarts after a crash does not
-/// apply this change, because no init container runs again. Changes of other fields in the same
-/// file have no effect either. An invalid file does not end the daemon.
+/// The changed file names another mode. A container that restarts after a crash keeps its pod's
+/// mode, because no init container runs again. Other fields of the file take effect. An invalid
+/// file does not end the daemon.
 fn a_restarted_container_keeps_its_pods_mode(c: &mut Cluster) -> Outcome {
     has_a_way(c)?;
     let map = ConfigMap::new(c, "mode: ipvs\n")?;
@@ -370,7 +370,7 @@ fn a_restarted_container_keeps_its_pods_mode(c: &mut Cluster) -> Outcome {
     c.until("the change", || {
         Ok(c.reals("TCP 10.96.0.10:80")? == "10.244.2.10:8080*1")
     })?;
-    // `/configz` shows the file's value for fields that take effect immediately.
+    // For fields that take effect immediately, `/configz` shows the file's value.
     let configz = c.sh("curl -s http://127.0.0.1:10249/configz")?;
     ensure!(configz.contains("172.35.0.0/24"), "{configz}");
 
@@ -396,8 +396,8 @@ fn a_restarted_container_keeps_its_pods_mode(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// Only NodePorts at 127.0.0.1 need `route_localnet`. No basic feature needs the conntrack
-/// settings. Upstream exits if one of these settings is not writable.
+/// Only NodePorts at 127.0.0.1 need `route_localnet`, and no basic feature needs the conntrack
+/// settings. The daemon must serve without them, although upstream exits.
 fn an_unwritable_kernel_setting_affects_only_its_feature(c: &mut Cluster) -> Outcome {
     has_a_way(c)?;
     let fields = |more: &str| {
@@ -425,7 +425,7 @@ fn an_unwritable_kernel_setting_affects_only_its_feature(c: &mut Cluster) -> Out
         Ok(())
     };
     is_served(c)?;
-    // The daemon applies the change immediately, except for settings that are not writable.
+    // The daemon applies the new file except for settings that it cannot write.
     map.publish("..2", &fields(""))?;
     let said = |c: &mut Cluster| {
         let line = c.await_line("cannot set net.ipv4.conf.all.route_localnet to 1 (it is 0")?;
@@ -452,9 +452,9 @@ fn an_unwritable_kernel_setting_affects_only_its_feature(c: &mut Cluster) -> Out
     c.stop()
 }
 
-/// The new mode needs a kernel setting that the daemon cannot write. The new mode therefore does
-/// not replace the previous mode, whose state stays. If a mode has served before, it serves again
-/// although the daemon cannot write the setting.
+/// The new mode needs a kernel setting that the daemon cannot write. It therefore does not replace
+/// the previous mode, whose state stays. A mode that has served before serves again, even if the
+/// daemon cannot write the setting.
 fn the_old_mode_serves_while_the_new_mode_cannot_start(c: &mut Cluster) -> Outcome {
     has_a_way(c)?;
     let map = ConfigMap::new(c, "mode: iptables\n")?;
@@ -465,7 +465,7 @@ fn the_old_mode_serves_while_the_new_mode_cannot_start(c: &mut Cluster) -> Outco
     let prefix = c.prefix.clone();
     map.publish("..2", "mode: ipvs\nipvs: {strictARP: true}\n")?;
     // Loads the modules, because a container without rights could not load them. Then resets a
-    // setting.
+    // setting that IPVS mode needs.
     c.sh("ipvsadm -Ln; sysctl -q net.ipv4.vs.conntrack=0")?;
     may_not_write_settings(c);
     let before = c.state()?;
@@ -514,8 +514,8 @@ fn kernel_settings_are_restored_or_reported(c: &mut Cluster) -> Outcome {
     c.await_line("net.ipv4.conf.all.arp_announce is 0 again")?;
     ensure!(arp(c)? == ["0", "0"]);
 
-    // Another program changes `arp_ignore`, first to 8 and later to 1, the value of strict ARP. The
-    // daemon resets only `arp_announce`.
+    // Another program sets `arp_ignore`, first to 8 and later to 1, the value of strict ARP. When
+    // strict ARP is disabled, the daemon resets only `arp_announce`.
     map.publish("..3", "mode: ipvs\nipvs: {strictARP: true}\n")?;
     c.until("strict ARP", || Ok(arp(c)? == ["1", "2"]))?;
     c.sh("sysctl -q net.ipv4.conf.all.arp_ignore=8")?;
@@ -565,8 +565,8 @@ fn kernel_settings_are_restored_or_reported(c: &mut Cluster) -> Outcome {
         ensure!(cleaned.contains(part), "{cleaned}");
     }
     ensure!(!cleaned.contains("arp_announce"), "{cleaned}");
-    // If both settings have the values of strict ARP, another program may have written them. The
-    // daemon then logs them at level info, and not as a warning.
+    // If both settings have the values of strict ARP, another program may have set them. The daemon
+    // then logs them at level info instead of warning.
     let is_told = |c: &Cluster| {
         let said = c.said();
         let last = said.rsplit("\n-- it ended\n").next().unwrap_or_default();
@@ -596,11 +596,11 @@ fn kernel_settings_are_restored_or_reported(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// kubeadm's ConfigMap has `mode: ""` and periods of zero. If our image replaces upstream's image,
-/// the daemon runs iptables mode like upstream, and warns only about the missing mode.
+/// kubeadm's ConfigMap has `mode: ""` and periods of zero. With this file, the daemon runs iptables
+/// mode like upstream, and warns only about the missing mode.
 fn a_configuration_without_a_mode_means_iptables(c: &mut Cluster) -> Outcome {
-    // iptables mode binds no Service address on the node. The node's own packets to Services
-    // therefore need a route.
+    // The node's own packets to a Service need a route, because iptables mode makes no Service
+    // address local.
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
     let periods = "iptables: {minSyncPeriod: 0s, syncPeriod: 0s}\nipvs: {minSyncPeriod: 0s, \
@@ -627,7 +627,8 @@ fn a_configuration_without_a_mode_means_iptables(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// Runs `before`, and then `kube-proxy --init-only`. Returns true on success, and the output.
+/// Runs the shell commands `before` and then `kube-proxy --init-only`. Returns true on success, and
+/// the output.
 fn init_only(c: &Cluster, before: &str, flags: &str) -> Result<(bool, String)> {
     let said = c.sh(&format!(
         "unshare -m sh -c '{before} exec {} --init-only --conntrack-max-per-core=0 {flags}' 2>&1 \
@@ -640,7 +641,8 @@ fn init_only(c: &Cluster, before: &str, flags: &str) -> Result<(bool, String)> {
 fn init_only_prepares_the_node_and_leaves_no_rule(c: &mut Cluster) -> Outcome {
     let rules = |c: &Cluster| -> Result<String> {
         let state = c.state()?;
-        // `iptables-save` creates each table that it reads. A table that it created has no rules.
+        // `iptables-save` creates each table that it reads, but without rules. The comparison
+        // ignores such tables.
         let is_bare = |line: &&str| {
             !line.contains(" *") && !line.contains(" COMMIT") && !line.contains(" ACCEPT")
         };
@@ -665,10 +667,11 @@ fn init_only_prepares_the_node_and_leaves_no_rule(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// The node cannot run the mode. The init container fails with the same error as the serving
-/// container would. The serving container then does not start.
+/// The node cannot run the mode. The init container must fail with the serving container's error,
+/// so that the serving container does not start.
 fn init_only_fails_if_the_node_cannot_run_the_mode(c: &mut Cluster) -> Outcome {
-    // All iptables programs are links to two binaries. The script mounts a device node over each.
+    // All iptables programs are links to two binaries, which the script hides by mounts of a device
+    // node.
     let no_iptables =
         "for multi in legacy nft; do mount --bind /dev/null /usr/sbin/xtables-$multi-multi; done;";
     let read_only = "mount --bind /proc/sys /proc/sys; mount -o remount,bind,ro /proc/sys;";
@@ -705,8 +708,8 @@ fn init_only_fails_if_the_node_cannot_run_the_mode(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// The init container reports a missing kernel module. Without this report, the next daemon would
-/// fail only at the first Service, after the previous daemon has ended.
+/// The init container reports a missing kernel module. Otherwise, the next daemon would fail only
+/// at the first Service, after the previous daemon has ended.
 fn init_only_names_a_missing_kernel_module(c: &mut Cluster) -> Outcome {
     for (module, mode, reason) in [
         (

@@ -1,5 +1,5 @@
-//! Tests the Kubernetes events that the daemon posts. Each event must refer to the object for which
-//! `kubectl describe` shows the event.
+//! Tests the Kubernetes events that the daemon posts. Each event must refer to the object that an
+//! operator inspects with `kubectl describe`.
 
 use std::fs;
 use std::time::Duration;
@@ -21,7 +21,7 @@ fn main() {
     tell(&stories, Duration::from_mins(3))
 }
 
-/// Returns the events with this reason, in the form `TYPE KIND NAME UID NOTE`.
+/// Returns the posted events with this reason, in the form `TYPE KIND NAME UID NOTE`.
 fn events(api: &ApiServer, reason: &str) -> Vec<String> {
     let text = |event: &serde_json::Value, path: &str| {
         let text = event.pointer(path).and_then(serde_json::Value::as_str);
@@ -56,7 +56,7 @@ fn claim(name: &str, ip: &str, endpoint: &str) -> Service {
         .endpoints(endpoint)
 }
 
-/// Checks that only the server `who` replies to the external host at the address that both Services
+/// Checks that only the pod `who` replies to the external host at the address that two Services
 /// claim.
 fn answers(who: &str, c: &Cluster) -> Outcome {
     let tally = tally(&c.outside, Transport::Tcp, at(CLAIMED), 4)?;
@@ -113,7 +113,7 @@ fn a_service_denied_its_address_gets_an_event_and_takes_over_later(c: &mut Clust
     Ok(())
 }
 
-/// Returns a Service with a health-check node port.
+/// Returns the Service `web` with a health-check node port.
 fn web() -> Service {
     Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080))
@@ -139,7 +139,8 @@ fn a_health_check_port_in_use_causes_an_event(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// The daemon keeps its events until it can send them. Until then, it programs all changes.
+/// The daemon keeps unsent events while the API server is unreachable, and still programs all
+/// changes.
 fn an_unreachable_api_server_delays_no_write(c: &mut Cluster) -> Outcome {
     let web = web();
     c.node1.serve_tcp(30999)?;
@@ -196,8 +197,8 @@ fn no_service_can_keep_the_api_servers_address(c: &mut Cluster) -> Outcome {
         .map(Into::into)
         .to_vec();
     let mut api = c.api_server(true)?;
-    // Modes that serve Services by rules bind no Service address on the node. The node's own
-    // packets therefore need a route.
+    // The node's own packets to a Service need a route, because only IPVS mode makes Service
+    // addresses local.
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
     let kubernetes = Service::new("kubernetes", "10.96.0.1")
@@ -229,8 +230,8 @@ fn no_service_can_keep_the_api_servers_address(c: &mut Cluster) -> Outcome {
     let has_nftables = lab::iptables_backend() == "nft";
     let in_nftables = in_nftables.into_iter().filter(|_| has_nftables);
     for flags in in_nftables.chain(always) {
-        // A first daemon programs the Service, because this daemon does not know the API server's
-        // address.
+        // The first daemon has no API server, so it does not protect the API server's address and
+        // programs the Service.
         c.apply(&thief)?;
         c.start(flags)?;
         c.until_answered(&c.node1, "172.35.0.9:6443")?;
@@ -243,8 +244,8 @@ fn no_service_can_keep_the_api_servers_address(c: &mut Cluster) -> Outcome {
         c.await_first_sync()?;
         c.until_answered(&c.client, "10.96.0.10:80")?;
         c.stop()?;
-        // The API server's own Service keeps its cluster IP. Skips userspace mode, in which the
-        // cluster IP works only after the daemon has started.
+        // The API server's own Service keeps its cluster IP. Skips userspace mode, in which no
+        // cluster IP works while no daemon runs.
         if !flags.contains(&"--proxy-mode=userspace") {
             let removals = |c: &Cluster| c.said().matches("removed a Service's entries").count();
             let before = removals(c);

@@ -1,5 +1,5 @@
-//! Tests the daemon as in a Pod of a real cluster. The daemon uses HTTPS, with the CA and the token
-//! that the kubelet mounts and rotates.
+//! Tests the daemon in the environment of a Pod: it uses HTTPS, with the CA and the token that the
+//! kubelet mounts and rotates.
 
 use std::fs;
 use std::path::PathBuf;
@@ -52,8 +52,8 @@ impl ProjectedFiles {
     }
 }
 
-/// Creates an API server that accepts `token`. Starts the daemon with the environment and the mount
-/// of a Pod.
+/// Creates an API server that accepts only `token`. Starts the daemon with a Pod's environment
+/// variables and ServiceAccount mount.
 fn started_in_a_pod(
     c: &mut Cluster,
     authority: &Authority,
@@ -96,7 +96,7 @@ fn a_rotated_token_and_ca_are_used(c: &mut Cluster) -> Outcome {
     c.until_served(&web())?;
     c.until_answered(&c.client, "10.96.0.10:80")?;
 
-    // The old token expires before the kubelet writes the new token.
+    // The API server already accepts only the second token, which the kubelet has not written yet.
     api.secure(shown(&authority)?, "second");
     api.stop();
     api.start()?;
@@ -110,8 +110,8 @@ fn a_rotated_token_and_ca_are_used(c: &mut Cluster) -> Outcome {
     c.until_served(&moved)?;
     c.await_line("all is watched again")?;
 
-    // Another CA has signed the server's certificate, so the daemon must accept no data from this
-    // server.
+    // The server's certificate has another CA's signature, so the daemon must accept no data from
+    // this server.
     let before = c.state()?;
     let another = Authority::new("kubernetes")?;
     api.secure(shown(&another)?, "second");
@@ -140,7 +140,7 @@ fn a_vanished_api_server_is_noticed_soon(c: &mut Cluster) -> Outcome {
         let open = watches(c)?;
         Ok(open.len() >= 3 && open.iter().all(|one| one.contains("timer:(keepalive")))
     })?;
-    // The server neither replies nor closes its connections, as after a power failure.
+    // The server neither replies nor closes its connections, as after its machine has lost power.
     let before = watches(c)?;
     c.sh("iptables-$backend -I INPUT -s 172.35.0.9 -j DROP")?;
     let began = Instant::now();

@@ -1,8 +1,8 @@
-//! Tests migration from upstream's kube-proxy. The daemon adopts the state of a node that upstream
-//! has programmed, keeps open connections, and can remove all entries with `--cleanup`.
+//! Tests migration from upstream's kube-proxy. The daemon adopts the entries that upstream has
+//! written on a node, keeps open connections, and removes all entries with `--cleanup`.
 //!
-//! The node has the addresses of the golden cases. An operator's tools load the kernel state that
-//! upstream 1.36.2 has left for the case `dualstack`.
+//! The node has the addresses of the golden cases. Tools such as `ipset` and `ipvsadm` load the
+//! kernel state of upstream 1.36.2 for a case.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
@@ -43,10 +43,11 @@ macro_rules! golden {
 }
 
 const DUALSTACK: UpstreamState = golden!("dualstack");
-/// A Service with a ClusterIP, a NodePort and a load-balancer address, and a pod on each node.
+/// A golden case: a Service with a ClusterIP, a NodePort and a load-balancer address, and a pod on
+/// each node.
 const LOAD_BALANCER: UpstreamState = golden!("lb-ip");
-/// Kernel state of upstream's iptables mode for the same objects. Excludes rules with nfacct
-/// counters, because no tool can load them.
+/// Kernel state of upstream's iptables mode for the same objects, without rules with nfacct
+/// counters, which no tool can load.
 const IPTABLES_MODE: UpstreamState = UpstreamState {
     sets: "",
     servers: "",
@@ -82,10 +83,10 @@ fn main() {
     tell(&stories, Duration::from_mins(3))
 }
 
-/// The node of the golden cases, programmed by upstream. The tests use this node instead of the
-/// cluster's node1.
+/// The node of the golden cases with upstream's kernel state. The tests use this node instead of
+/// the cluster's node1.
 struct Programmed {
-    /// World of the lab. Dropping the world would remove the node, the pods and the host.
+    /// World of the lab, kept because dropping it removes the node, the pods and the host.
     _world: World,
     node: Node,
     /// A server pod on the node: 10.244.1.5.
@@ -94,7 +95,7 @@ struct Programmed {
     client: Place,
     /// Pods on other nodes: 10.244.2.5, 10.244.3.5.
     _far: [Place; 2],
-    /// External host: 192.168.99.9. It routes load-balancer addresses to the node.
+    /// External host: 192.168.99.9. It routes packets for load-balancer addresses to the node.
     outside: Place,
     flags: Vec<String>,
 }
@@ -124,8 +125,8 @@ impl Programmed {
         }
         let outside = world.host("outside", "192.168.99.9/24")?;
         world.route(&outside, "203.0.113.0/24", &node)?;
-        // Without kube-ipvs0, the node's own packets to Service addresses need a route. The gateway
-        // is the external host.
+        // In modes without kube-ipvs0, the node's own packets to a Service need a route. The
+        // gateway is the external host.
         node.read(["ip", "route", "add", "default", "via", "192.168.99.9"])?;
         c.write("objects", left.objects)?;
         c.write("kubernetes", KUBERNETES)?;
@@ -156,7 +157,8 @@ impl Programmed {
         Ok(programmed)
     }
 
-    /// Loads upstream's state into the kernel.
+    /// Loads upstream's ipsets, virtual servers, rules, addresses and sysctls into the node's
+    /// kernel.
     fn load(&self, c: &Cluster, left: &UpstreamState) -> Result<()> {
         let (created, added): (Vec<&str>, Vec<&str>) = left
             .sets
@@ -185,14 +187,14 @@ impl Programmed {
         self.sh(&format!("ipvsadm -R <{}", file.display()))?;
         for setting in left.settings.lines() {
             let (key, value) = setting.split_once(':').context("sysctl-changes")?;
-            // The recording has sysctls of network devices that this node lacks. The script skips
-            // these sysctls.
+            // Skips recorded sysctls of network devices that this node lacks.
             self.sh(&format!(
                 "[ ! -e /proc/sys/{key} ] || echo {value} >/proc/sys/{key}"
             ))?;
         }
         if left.settings.contains("net/ipv4/vs/conntrack:1") {
-            // The recording is from a newer kernel. Before Linux 5.9, upstream also writes this sysctl.
+            // The recording is from a newer kernel. Before Linux 5.9, upstream also writes
+            // conn_reuse_mode.
             self.sh("case $(uname -r) in 4.* | 5.[0-8].*) sysctl -q net.ipv4.vs.conn_reuse_mode=0 ;; esac")?;
         }
         Ok(())
@@ -202,14 +204,14 @@ impl Programmed {
         Ok(self.node.read(["sh", "-ec", &with_backend(script)])?)
     }
 
-    /// Waits until a shell command succeeds on the node.
+    /// Waits until a shell command succeeds on the node, at most for about ten seconds.
     fn awaits(&self, script: &str) -> Result<()> {
         let patient =
             format!("for _ in $(seq 200); do if {script}; then exit; fi; sleep 0.05; done; exit 1");
         self.sh(&patient).map(drop)
     }
 
-    /// Returns all kernel state that a proxy may change.
+    /// Returns the node's kernel state that a proxy in IPVS mode may change.
     fn state(&self) -> Result<String> {
         self.sh(
             "ipvsadm -Sn; ipset save | sort; ip -oneline address show dev kube-ipvs0 | grep -v fe80
@@ -233,7 +235,7 @@ impl Programmed {
         Ok(daemon)
     }
 
-    /// Returns pairs of a sender and an address that cover all paths to the Service.
+    /// Returns all paths to the Service: pairs of a sender and an address.
     fn ways(&self) -> [(&Place, &str); 6] {
         [
             (&self.client, CLUSTER_IP),
@@ -245,14 +247,14 @@ impl Programmed {
         ]
     }
 
-    /// Opens connections on each path. Runs the test while clients continuously open new
+    /// Opens connections on each path, and runs the test while clients continuously open new
     /// connections. Then sends requests on the first connections. The same pods must reply, and no
     /// request may have failed.
     fn under_traffic(&self, story: impl FnOnce() -> Result<()>) -> Result<()> {
         under_traffic(&self.ways(), HELD, SOON, story)
     }
 
-    /// Runs `kube-proxy` with these arguments until it exits.
+    /// Runs `kube-proxy` with the arguments `first` and the test's flags until it exits.
     fn kube_proxy(&self, first: &[&str]) -> Result<Output> {
         let program = kube_proxy()?.display().to_string();
         let flags = self.flags.iter().map(String::as_str);
@@ -269,7 +271,7 @@ fn a_change_to_our_image_and_back_to_upstreams_interrupts_no_connection(
     p.under_traffic(|| {
         let mut daemon = p.start(&[])?;
         assert_eq!(p.state()?, before);
-        // Removes a pod's endpoint, and adds it again while its connections drain.
+        // Removes a pod's endpoint, and adds the endpoint again while its connections drain.
         let without = LOAD_BALANCER.objects.replace("10.244.3.5", "10.244.2.5");
         let destination = "ipvsadm -Sn | grep -q -- '-a -t 10.96.10.10:80 -r 10.244.3.5:8080 -m -w";
         for (objects, weight) in [(without.as_str(), 0), (LOAD_BALANCER.objects, 1)] {
@@ -284,8 +286,8 @@ fn a_change_to_our_image_and_back_to_upstreams_interrupts_no_connection(
     Ok(())
 }
 
-/// Returns a `PATH` with iptables programs that wait a second before each write. `arms` adds cases
-/// for the program's input, in the syntax of a shell's `case $input in`.
+/// Returns a `PATH` variable with iptables programs that wait a second before each write. `arms`
+/// adds cases for the program's input, in the syntax of a shell's `case $input in`.
 fn slow_iptables(c: &Cluster, arms: &str) -> Result<String> {
     let slow = c.folder().join("slow");
     std::fs::create_dir_all(&slow)?;
@@ -362,8 +364,8 @@ fn entries_of_ipvs_mode_are_removed_after_iptables_mode_serves(c: &mut Cluster) 
         );
     }
     assert_eq!(p.state()?, before);
-    // Several daemons adopt the node's state one after another, and IPVS keeps the open
-    // connections. The first daemon has an iptables without nfacct.
+    // Each daemon adopts the node's state from its predecessor, and IPVS keeps the open
+    // connections. The first daemon's iptables lacks nfacct.
     let path = slow_iptables(c, "*nfacct*) exit 2 ;;")?;
     p.under_traffic(|| {
         let mut daemon = p.start(&["env", &path])?;
@@ -377,8 +379,8 @@ fn entries_of_ipvs_mode_are_removed_after_iptables_mode_serves(c: &mut Cluster) 
         draining.contains("local 10.96.10.10 proto 107"),
         "{draining}"
     );
-    // The clients have closed their connections. The restarted daemon continues the drain, and then
-    // ends it.
+    // The clients have closed their connections. The restarted daemon continues the drain and,
+    // after its timeout, ends it.
     p.flags.push("--ipvs-drain-timeout=1s".to_owned());
     let mut daemon = p.start(&["env", &path])?;
     p.awaits("! ip link show kube-ipvs0 >/dev/null 2>&1 && [ -z \"$(ipset list -name)\" ]")?;
@@ -389,7 +391,8 @@ fn entries_of_ipvs_mode_are_removed_after_iptables_mode_serves(c: &mut Cluster) 
     for gone in ["IPVS", "match-set", "KUBE-LOAD-BALANCER", "nfacct"] {
         assert!(!uncounted.contains(gone), "{gone}: {uncounted}");
     }
-    // With nfacct, the daemon adds a few rules. The connections must survive again.
+    // With nfacct, the daemon adds rules that count packets. Open connections must survive this,
+    // too.
     p.under_traffic(|| Ok(p.start(&[])?.stop(SOON).map(drop)?))?;
     let counted = saved()?;
     assert_eq!(
@@ -530,8 +533,8 @@ fn manually_removed_entries_are_reported_with_their_service(c: &mut Cluster) -> 
         (Some(0), ""),
         "{mended:?}"
     );
-    // While an object is unreadable, the daemon keeps entries without a known Service, because they
-    // may belong to this object.
+    // While an object is unreadable, entries without a known Service stay, because they may belong
+    // to this object.
     c.write(
         "broken",
         "apiVersion: v1\nkind: Service\nmetadata: {name: broken\n",

@@ -1,8 +1,7 @@
-//! Tests changes between all pairs of modes and back. Clients send requests continuously, and keep
-//! connections open. Every request must succeed, every connection must survive, and the previous
-//! mode must leave no state.
+//! Tests changes between pairs of modes and back under traffic. Every request must succeed, every
+//! open connection must survive, and the previous mode must leave no state.
 //!
-//! `migrate` tests changes from upstream's state.
+//! `migrate` tests changes from upstream's kernel state.
 #![allow(
     clippy::indexing_slicing,
     reason = "what an object has not is null; a story stops at the first surprise"
@@ -18,9 +17,10 @@ use scenarios::{
     with_backend,
 };
 
-/// A mode with its flags, such as IPVS mode with one shim, and the kernel state that identifies it.
+/// A mode with its flags, such as IPVS mode with a certain shim, and kernel state that identifies
+/// it.
 struct ModeForm {
-    /// Name of this mode with its flags, as in the names of tests.
+    /// Name of this mode with its flags, as in test names.
     name: &'static str,
     flags: &'static [&'static str],
     /// Texts in the output of [`held`] while this mode is active with these flags. With any other
@@ -36,8 +36,8 @@ impl ModeForm {
 
 const DEVICE: &str = "dev kube-ipvs0";
 const SET: &str = "create KUBE-CLUSTER-IP";
-/// Line of [`held`] for a Service address on the link `kube-ipvs0`. If routes make Service
-/// addresses local, [`held`] has the line `RANGE` or `ROUTE` instead.
+/// Line of [`held`] for a Service address on `kube-ipvs0`. If a local route replaces this address,
+/// the line is `RANGE` or `ROUTE` instead.
 const ADDRESS: &str = "inet 10.96.0.10/32";
 const RANGE: &str = "local 10.96.0.0/12 proto 107";
 const ROUTE: &str = "local 10.96.0.10 proto 107";
@@ -53,7 +53,7 @@ const LEAN: ModeForm = ModeForm {
     flags: &["--proxy-mode=ipvs", "--ipvs-shim=lean"],
     marks: &[DEVICE, ADDRESS, SET, MATCH],
 };
-/// IPVS mode with `--ipvs-semantics=exact`, and with the shim in iptables and ipsets.
+/// IPVS mode with exact semantics, and with the shim in iptables and ipsets.
 const EXACT_LEAN: ModeForm = ModeForm {
     name: "exact_lean",
     flags: &[
@@ -63,7 +63,7 @@ const EXACT_LEAN: ModeForm = ModeForm {
     ],
     marks: &[DEVICE, ROUTE, SET, MATCH, MARKS],
 };
-/// IPVS mode with `--ipvs-semantics=exact`, and with the shim in nftables.
+/// IPVS mode with exact semantics, and with the shim in nftables.
 const EXACT: ModeForm = ModeForm {
     name: "exact",
     flags: &[
@@ -130,13 +130,13 @@ const MARKS: &str = "create KUBE-LOCAL-MARK";
 const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, status: {addresses: [\
                     {type: InternalIP, address: 172.35.0.100}, {type: InternalIP, address: 'fd35::100'}]}}";
 
-/// Virtual server that belongs to another program.
+/// Virtual server of another program, which every change of the mode must keep.
 const FOREIGN: &str = "-a -t 198.51.100.9:9 -r 10.244.2.10:9 -m -w 1";
 
 /// Number of Services without traffic.
 const CROWD: usize = 1_000;
 
-/// Time for which conntrack keeps a UDP flow without packets, minus the time of a request.
+/// Time for which conntrack keeps an idle UDP flow, minus the time of a request.
 const TRACKED: Duration = Duration::from_secs(25);
 
 /// Number of persistent connections on each path.
@@ -200,8 +200,8 @@ fn has_nftables() -> bool {
     lab::iptables_backend() == "nft"
 }
 
-/// Returns the kernel state that any mode may create: tables, the maps of one layout, rules, sets,
-/// virtual servers and addresses.
+/// Returns the kernel state that identifies modes: tables, maps of nftables layouts, rules, sets,
+/// virtual servers, addresses and local routes.
 fn held(c: &Cluster) -> Result<String> {
     c.sh(&with_backend(
         "nft list tables 2>/dev/null || true
@@ -215,8 +215,8 @@ fn held(c: &Cluster) -> Result<String> {
 }
 
 fn set_up(c: &Cluster) -> Outcome {
-    // Some modes bind no Service addresses on the node. The node's own packets to Services then
-    // need a route.
+    // The node's own packets to a Service need a route, because some modes make no Service address
+    // local.
     c.sh("ip route replace default via 172.35.0.9; ip -6 route replace default via fd35::9")?;
     // nftables mode serves node ports only at the addresses of the Node object.
     c.write("node", NODE)?;
@@ -224,10 +224,10 @@ fn set_up(c: &Cluster) -> Outcome {
     let service = service.port(udp(80, 8080).named("udp"));
     let service = service.ingress("192.0.2.10").external("192.0.2.20");
     c.apply(&service.endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10"))?;
-    // A virtual server of another program. Every change of the mode must keep it.
+    // Adds another program's virtual server, which every change of the mode must keep.
     c.sh("ipvsadm -A -t 198.51.100.9:9 -s rr && ipvsadm -a -t 198.51.100.9:9 -r 10.244.2.10:9 -m")?;
-    // With `--ipvs-semantics=exact`, clients outside the cluster reach this Service by a firewall
-    // mark.
+    // With exact semantics, a firewall mark selects the virtual server of this Service for clients
+    // outside the cluster.
     let local = Service::new("local", "10.96.0.12 fd96::12").port(tcp(80, 8080));
     let local = local.ingress("192.0.2.30 2001:db8::30");
     let local = local.spec("externalTrafficPolicy: Local");
@@ -237,7 +237,7 @@ fn set_up(c: &Cluster) -> Outcome {
     Ok(())
 }
 
-/// Returns the paths of the traffic: pairs of a client and an address of the Service.
+/// Returns the paths of the clients' requests: pairs of a client and an address of the Service.
 fn ways(c: &Cluster) -> [(&Place, &'static str); 6] {
     [
         (&c.client, "10.96.0.10:80"),
@@ -249,13 +249,13 @@ fn ways(c: &Cluster) -> [(&Place, &'static str); 6] {
     ]
 }
 
-/// Addresses of a Service for which the flat layout creates no chain.
+/// Addresses of the Service `inner`, for which the flat nftables layout creates no chain.
 const INNER: [&str; 2] = ["10.96.0.11:80", "[fd96::11]:80"];
 
-/// Addresses of a Service with `externalTrafficPolicy: Local`.
+/// Addresses of the Service `local`, which has `externalTrafficPolicy: Local`.
 const LOCAL: [&str; 2] = ["192.0.2.30:80", "[2001:db8::30]:80"];
 
-/// Returns Services without traffic.
+/// Returns the manifests of [`CROWD`] Services without traffic.
 fn crowd() -> String {
     let mut crowd = String::new();
     for number in 0..CROWD {
@@ -269,7 +269,7 @@ fn crowd() -> String {
     crowd
 }
 
-/// Changes modes with so many Services that the first sync is slow. The daemon programs the
+/// Changes modes among so many Services that the first sync is slow. The daemon programs the
 /// Services with traffic last.
 fn among_many(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome {
     c.write("crowd", &crowd())?;
@@ -277,8 +277,8 @@ fn among_many(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome {
     there_and_back(c, one, other)
 }
 
-/// Runs the daemon in nftables mode with the default layout. Adds Services until the daemon
-/// switches its nftables table to the flat layout, and then removes the Services.
+/// Runs nftables mode with the default layout. Adds Services until the daemon switches to the flat
+/// layout, and removes them until it switches back.
 fn by_number_of_services(c: &mut Cluster) -> Outcome {
     set_up(c)?;
     c.patience = Duration::from_mins(1);
@@ -315,12 +315,12 @@ fn there_and_back(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome 
     if other.marks == NFTABLES_FLAT.marks {
         asked.extend(INNER.map(|to| (&c.client, to)));
     } else if [one, other].iter().any(|form| form.is_exact()) {
-        // Only clients outside the cluster use these addresses, so every connection has a firewall
-        // mark.
+        // Only clients outside the cluster use these addresses, so IPVS selects their virtual
+        // server by a firewall mark.
         asked.extend(LOCAL.map(|to| (&c.outside, to)));
     } else {
-        // Adds requests of the node itself. In modes that make the Service's address local to the
-        // node, the kernel chooses another source address for these packets.
+        // Adds requests of the node itself. The source address of its packets depends on the mode,
+        // because some modes make the Service's address local to the node.
         asked.extend(["10.96.0.10:80", "[fd96::10]:80"].map(|to| (&*c.node1, to)));
     }
     for (from, to) in [(one, other), (other, one)] {
@@ -350,7 +350,7 @@ fn there_and_back(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome 
             }
         };
         if let Err(error) = under_traffic(&asked, HELD, FIRST_TRY, change) {
-            // Prints the failure before the evidence, which is long.
+            // Prints the failure before the long evidence.
             let seen = c.sh(SEEN).unwrap_or_default();
             anyhow::bail!("{step}: {error:#}\nafterwards:\n{seen}");
         }
@@ -363,14 +363,15 @@ fn there_and_back(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome 
         );
         if leaves_ipvs {
             drain_ends(c, to).with_context(|| format!("{step}, after a restart"))?;
-            // After the drain, the first packet of the UDP flow may be lost.
+            // Allows for the loss of the UDP flow's first packet after the drain.
             c.until("the UDP flow goes the new way", || Ok(flow.ask().is_ok()))?;
         }
     }
     clean(c)
 }
 
-/// Waits until the new mode serves, and IPVS keeps only the open connections.
+/// Waits until only the new mode serves, while IPVS still keeps the open connections of the
+/// previous mode.
 fn drains(c: &Cluster, to: &ModeForm) -> Outcome {
     let mut wrong = String::new();
     let waited = c.until("open connections in IPVS alone", || {
@@ -397,10 +398,10 @@ fn drains(c: &Cluster, to: &ModeForm) -> Outcome {
     waited.map(drop).with_context(|| wrong)
 }
 
-/// Restarts the new mode after the clients have closed their connections. The daemon then continues
-/// the drain, and ends it.
+/// Restarts the new mode after the clients have closed their connections. The daemon must continue
+/// the drain, and end it.
 fn drain_ends(c: &Cluster, to: &ModeForm) -> Outcome {
-    // The drain timeout must be short, because the UDP flow stays open, and the kernel still counts
+    // The drain timeout is short, because the UDP flow stays open, and the kernel still counts
     // closed connections for some time.
     let mut daemon = c.start_apart(&[to.flags, &["--ipvs-drain-timeout=1s"]].concat())?;
     is_alone(c, to)?;
@@ -408,8 +409,8 @@ fn drain_ends(c: &Cluster, to: &ModeForm) -> Outcome {
     Ok(())
 }
 
-/// Waits until `kube-proxy services` reports no node port at a Service address. While `kube-ipvs0`
-/// exists, its addresses count as addresses of the node.
+/// Waits until `kube-proxy services` lists no node port at a Service address. As long as
+/// `kube-ipvs0` exists, its addresses count as node addresses.
 fn node_ports_are_told_at_the_nodes_addresses(c: &Cluster) -> Outcome {
     let mut told = serde_json::Value::Null;
     let waited = c.until("no node port at a service address", || {
@@ -431,14 +432,14 @@ fn node_ports_are_told_at_the_nodes_addresses(c: &Cluster) -> Outcome {
     waited.map(drop).with_context(|| told.to_string())
 }
 
-/// Checks that the kernel has all state that identifies this mode, and no state that identifies
+/// Waits until the kernel has all state that identifies this mode, and no state that identifies
 /// only other modes.
 fn is_alone(c: &Cluster, way: &ModeForm) -> Outcome {
     let mut wrong = String::new();
     let waited = c.until("one mode alone", || {
         wrong.clear();
-        // `iptables-save` looks up the names of ipsets. If a daemon removes an ipset at the same
-        // time, `iptables-save` fails, and the test tries again.
+        // `iptables-save` looks up ipsets by name, and fails if a daemon removes an ipset at the
+        // same time. The test then tries again.
         let held = match held(c) {
             Ok(held) => held,
             Err(error) => {
@@ -462,7 +463,7 @@ fn is_alone(c: &Cluster, way: &ModeForm) -> Outcome {
         .with_context(|| format!("{}: {wrong}", way.name))
 }
 
-/// Script that prints evidence about a lost request.
+/// Script that prints evidence after a lost request.
 const SEEN: &str =
     "conntrack -L 2>&1 || true; ipvsadm -Lnc; ipvsadm -Ln; nft list ruleset; iptables-save";
 

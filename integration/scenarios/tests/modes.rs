@@ -1,4 +1,5 @@
-//! Tests that a mode removes all state of the previous mode. Also tests iptables mode alone.
+//! Tests that a mode removes all kernel entries of the previous mode. Also tests iptables mode
+//! alone.
 //!
 //! The tests in `mode_changes` and `migrate` send requests during the change of the mode.
 
@@ -30,8 +31,8 @@ fn main() {
 }
 
 fn set_up(c: &Cluster) -> Outcome {
-    // iptables mode binds no Service address on the node. The node's own packets to Services
-    // therefore need a route.
+    // The node's own packets to a Service need a route, because iptables mode makes no Service
+    // address local.
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
     let port = tcp(80, 8080).node_port(30080);
@@ -73,7 +74,8 @@ fn each_mode_removes_the_other_modes_entries(c: &mut Cluster) -> Outcome {
         is_served(c)?;
         c.stop()?;
 
-        // IPVS counts closed connections for up to two minutes, so the drain gets a shorter limit.
+        // The drain gets a short timeout, because IPVS counts closed connections for up to two
+        // minutes.
         c.start(&[&IPTABLES_MODE[..], &["--ipvs-drain-timeout=2s"]].concat())?;
         is_served(c)?;
         c.until("what is of IPVS mode to go", || {
@@ -115,8 +117,8 @@ fn a_flushed_table_is_rewritten(c: &mut Cluster) -> Outcome {
     is_served(c)
 }
 
-/// An operator sets the flag `dormant` on a table that other programs also use. The daemon does not
-/// remove the flag. The log and the subcommands report the table.
+/// An operator sets the flag `dormant` on an nftables table that other programs also use. The
+/// daemon leaves the flag, and reports the table in its log and subcommands.
 fn a_dormant_table_is_reported(c: &mut Cluster) -> Outcome {
     set_up(c)?;
     c.start(&IPTABLES_MODE)?;
@@ -177,8 +179,8 @@ fn node_ports_are_served_on_localhost(c: &mut Cluster) -> Outcome {
     c.refuses(&c.node1, "127.0.0.1:30080")
 }
 
-/// In IPVS mode and in iptables mode, a daemon that starts without the feature gate of KEP-5707
-/// removes external IPs, and keeps all other state.
+/// In IPVS and iptables mode, a daemon without the feature gate of KEP-5707 removes external IPs at
+/// its start, and keeps all other entries.
 fn external_ips_need_their_feature_gate(c: &mut Cluster) -> Outcome {
     const EXTERNAL: &str = "192.0.2.10:80";
     const OFF: &str = "--feature-gates=AllowServiceExternalIPs=false";
@@ -217,8 +219,9 @@ fn external_ips_need_their_feature_gate(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// A Service, whether old or new, may claim the node's address as an external IP. In every mode,
-/// the Service gets each of its ports at this address, except a node port of another Service.
+/// A Service may claim the node's address as an external IP. In every mode, it gets each of its
+/// ports there, except a port that is another Service's node port. The age of the Services does not
+/// matter.
 fn a_node_port_wins_over_external_ips_at_node_addresses(c: &mut Cluster) -> Outcome {
     let victim = Service::new("victim", "10.96.0.10")
         .port(tcp(80, 8080).node_port(30080))
@@ -264,7 +267,8 @@ fn a_node_port_wins_over_external_ips_at_node_addresses(c: &mut Cluster) -> Outc
             "cannot serve 172.35.0.100:30080/TCP (spec.externalIPs) for Service default/thief";
         let is_told = |line: &str| line.contains(refused) && line.contains("default/victim");
         ensure!(said.lines().any(is_told), "{said}");
-        // Deletes the Service with the node port, and later adds it again.
+        // Deletes the Service with the node port. The external IP must then get the port until the
+        // Service is back.
         c.delete("victim")?;
         c.until("the external IP to be served", || {
             let answer = c.outside.ask_tcp(at(NODE_PORT), SOON);
@@ -296,7 +300,7 @@ fn clients_with_affinity_keep_their_endpoint_until_removal(c: &mut Cluster) -> O
     let ways = ["10.96.0.10:80", "[fd96::10]:80"];
     for to in ways {
         let first = ask(to)?;
-        // A daemon without affinity passes by chance with a probability of 2⁻²⁰.
+        // Without affinity, 20 equal replies happen by chance with a probability of 2⁻²⁰.
         for _ in 0..20 {
             ensure!(ask(to)? == first, "{to} is not always {first}");
         }
@@ -321,8 +325,8 @@ fn clients_with_affinity_keep_their_endpoint_until_removal(c: &mut Cluster) -> O
                 Ok(ask(to).is_ok_and(|answered| answered == who))
             })?;
         }
-        // Each flow keeps its source port. When its endpoint is removed, the kernel forgets the
-        // flow, so the flow moves.
+        // Each flow keeps its source port. It moves only if the daemon deletes its conntrack entry
+        // when its endpoint is removed.
         for flow in &mut flows {
             c.until("the flow to move", || {
                 Ok(flow.ask().is_ok_and(|answer| answer.who == who))

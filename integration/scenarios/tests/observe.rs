@@ -1,5 +1,4 @@
-//! Tests kube-proxy's HTTP endpoints, which serve probes, load balancers, monitoring, and operators
-//! with curl.
+//! Tests kube-proxy's HTTP endpoints for probes, load balancers, monitoring and operators.
 
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -67,8 +66,8 @@ fn each_http_page_is_served_at_upstreams_path(c: &mut Cluster) -> Outcome {
         );
     }
     ensure!(metric(c, "kubeproxy_proxy_healthz_total{code=\"200\"}")? == Some(1.0));
-    // Load balancers send health checks from outside, in either family. By default, the monitoring
-    // endpoints respond only to clients on the node.
+    // Load balancers send health checks from outside the node, in either family. By default, the
+    // monitoring endpoints respond only to clients on the node.
     for node in ["172.35.0.100", "[fd35::100]"] {
         let (code, _) = get(&c.outside, &format!("{node}:10256"), "/healthz")?;
         ensure!(code == 200, "{node}: {code}");
@@ -132,7 +131,7 @@ fn the_daemon_is_ready_after_its_first_complete_sync(c: &mut Cluster) -> Outcome
     c.stop()
 }
 
-/// Applies the daemon's Node object with this `spec`.
+/// Creates or replaces the Node object node1 with this `spec`.
 fn apply_node(api: &ApiServer, spec: &str) -> Result<()> {
     api.apply(&format!(
         "{{apiVersion: v1, kind: Node, metadata: {{name: node1}}, spec: {spec}, \
@@ -161,7 +160,7 @@ fn load_balancers_skip_a_node_being_deleted(c: &mut Cluster) -> Outcome {
     apply_node(&api, "{}")?;
     c.until("the taint is gone", || Ok(health(c, "/healthz")? == 200))?;
 
-    // The daemon measures the latency of each change that is made after its start. The latency ends
+    // The daemon measures the programming latency only of changes after its start. The latency ends
     // when the kernel has the change.
     let measured = "kubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv4\"}";
     ensure!(
@@ -348,7 +347,7 @@ fn per_service_metrics_are_exported_only_with_their_flag(c: &mut Cluster) -> Out
         c.start(&[&mode, "--metrics-per-service=endpoints"])?;
         let before = metric(c, &port("connections_total"))?.unwrap_or_default();
         tally(&c.client, Transport::Tcp, at("10.96.0.10:80"), 20)?;
-        // IPVS updates its counters every two seconds, so the test waits.
+        // Waits, because IPVS updates its counters only every two seconds.
         for series in [port("connections_total"), endpoint.clone()] {
             c.until("20 connections", || {
                 Ok(metric(c, &series)?.is_some_and(|count| count >= before + 20.0))
@@ -374,8 +373,8 @@ fn per_service_metrics_are_exported_only_with_their_flag(c: &mut Cluster) -> Out
     Ok(())
 }
 
-/// The rules of nftables mode do not count packets. The daemon reports the number of tracked flows.
-/// It omits the numbers of packets, which would always be 0.
+/// nftables mode has no packet counters. The daemon reports the number of tracked flows, and omits
+/// numbers of packets instead of reporting 0.
 fn nftables_mode_reports_tracked_flows(c: &mut Cluster) -> Outcome {
     let node = "{apiVersion: v1, kind: Node, metadata: {name: node1}, \
                 status: {addresses: [{type: InternalIP, address: 172.35.0.100}]}}";
@@ -396,7 +395,7 @@ fn nftables_mode_reports_tracked_flows(c: &mut Cluster) -> Outcome {
                 .lines()
                 .find(|line| line.contains(name))
                 .unwrap_or_default();
-            // Three blanks separate columns.
+            // At least three blanks separate columns.
             let cells: Vec<&str> = row
                 .split("   ")
                 .map(str::trim)

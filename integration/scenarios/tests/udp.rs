@@ -1,8 +1,8 @@
-//! Tests UDP clients that send without pause, like DNS clients. When the daemon removes a client's
-//! endpoint, the kernel must send the client's packets to another endpoint. Flows of other clients
-//! must not move.
+//! Tests UDP clients that send without pause, as DNS clients do. When the daemon removes a client's
+//! endpoint, the client's packets must reach another endpoint. Flows of other clients must not
+//! move.
 //!
-//! The tests check the replies, and the tracked flows in `conntrack`.
+//! The tests check the replies, and the flows that `conntrack` lists.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ const FAR: &str = "10.244.2.10 fd44:2::10";
 
 /// Pause between two packets of a client.
 const PACE: Duration = Duration::from_millis(50);
-/// Time limit for moving a flow to another endpoint.
+/// Time limit for a client's flow to move to another endpoint.
 const MOVED_WITHIN: Duration = Duration::from_secs(1);
 
 fn main() {
@@ -96,7 +96,7 @@ fn story(name: &'static str, tell: fn(&mut Cluster) -> Outcome) -> Story {
     }
 }
 
-/// Returns a dual-stack Service for UDP port 53, with every kind of address.
+/// Returns the dual-stack Service `dns` for UDP port 53, with every kind of address.
 fn dns() -> Service {
     Service::new("dns", "10.96.0.10 fd96::10")
         .port(udp(53, 8080).node_port(30053))
@@ -105,7 +105,7 @@ fn dns() -> Service {
         .endpoints(NEAR)
 }
 
-/// A UDP client with one source port.
+/// A UDP client with one source port, and its description for errors.
 struct Client {
     flow: Connection,
     about: String,
@@ -118,8 +118,8 @@ impl Client {
         Ok(Self { flow, about })
     }
 
-    /// Sends a packet, and waits at most [`PACE`] for the reply. Returns the name of the server
-    /// that replies.
+    /// Sends a packet, and waits at most [`PACE`] for the reply. Returns the replying server's
+    /// name, or `None` without a reply.
     fn ask(&mut self) -> Option<String> {
         Some(self.flow.ask().ok()?.who)
     }
@@ -134,8 +134,8 @@ fn ask_in_vain(clients: &mut [Client]) -> Outcome {
     Ok(())
 }
 
-/// Makes all clients send until `who` has replied to each of them. Returns the duration. Fails if
-/// another server replies afterwards.
+/// Lets all clients send until `who` has replied to each of them, and returns the duration. Fails
+/// after `limit`, or if another server replies afterwards.
 fn until_all_ask(clients: &mut [Client], who: &str, limit: Duration) -> Result<Duration> {
     let started = Instant::now();
     let mut others: Vec<&mut Client> = clients.iter_mut().collect();
@@ -160,8 +160,8 @@ fn until_all_ask(clients: &mut [Client], who: &str, limit: Duration) -> Result<D
     }
     let took = started.elapsed();
     for client in clients {
-        // On a busy machine, a reply may be late, so a client may ask twice. Another server must
-        // never reply.
+        // A reply may be late on a busy machine, so a client may ask twice. No other server may
+        // reply.
         let answer = client.ask().or_else(|| client.ask());
         ensure!(
             answer.as_deref() == Some(who),
@@ -172,8 +172,8 @@ fn until_all_ask(clients: &mut [Client], who: &str, limit: Duration) -> Result<D
     Ok(took)
 }
 
-/// Returns the tracked UDP flows of node1. The key is source and destination. The value is the
-/// flow's ID, and the server that replies.
+/// Returns node1's tracked UDP flows by original source and destination. The value is the flow's
+/// ID, and the address and port of the replying server.
 fn flows(c: &Cluster) -> Result<BTreeMap<String, (String, String)>> {
     let text = c.sh("conntrack -L -f ipv4 -p udp -o id 2>/dev/null; conntrack -L -f ipv6 -p udp -o id 2>/dev/null")?;
     let flow = |line: &str| {
@@ -202,7 +202,7 @@ fn flows(c: &Cluster) -> Result<BTreeMap<String, (String, String)>> {
         .collect()
 }
 
-/// Returns true if a flow's original destination is `ADDRESS PORT`.
+/// Returns true if the flow's original destination is `destination`, in the form `ADDRESS PORT`.
 fn to(flow: &str, destination: &str) -> bool {
     flow.ends_with(&format!("> {destination}"))
 }
@@ -232,8 +232,8 @@ fn udp_flows_to_each_service_address_move_to_the_new_endpoint(c: &mut Cluster) -
             clients.push(Client::new(from, to)?);
         }
     }
-    // These flows must stay: flows to another Service, and flows to another host whose port has
-    // the number of the node port, from a pod and from the node.
+    // These flows must stay: flows to another Service, and flows to another host at the port number
+    // of the node port, from a pod and from the node.
     let mut staying = vec![
         Client::new(&c.client, "10.96.0.11:53")?,
         Client::new(&c.outside, "10.96.0.11:53")?,
@@ -254,8 +254,8 @@ fn udp_flows_to_each_service_address_move_to_the_new_endpoint(c: &mut Cluster) -
     println!("    {} clients moved within {took:.0?}", clients.len());
     c.until_served(&dns().endpoints(FAR))?;
 
-    // The clients of `staying` and `foreign` have sent no packet since the first read of the flows.
-    // The kernel therefore cannot have created their entries again.
+    // `staying` and `foreign` have sent no packet since the first read of the flows, so the kernel
+    // cannot have created their entries again.
     let after = flows(c)?;
     let is_other = |flow: &str| to(flow, "10.96.0.11 53") || to(flow, "fd96::11 53");
     let is_foreign = |flow: &str| to(flow, "172.35.0.9 30053") || to(flow, "fd35::9 30053");
@@ -278,7 +278,7 @@ fn udp_flows_to_each_service_address_move_to_the_new_endpoint(c: &mut Cluster) -
     assert_eq!(stale, []);
     until_all_ask(&mut staying, "near", MOVED_WITHIN)?;
     until_all_ask(&mut foreign, "outside", MOVED_WITHIN)?;
-    // At the removed endpoint, IPVS has only connections to the other Service.
+    // IPVS may keep connections at the removed endpoint only for the other Service.
     let entries = c.sh("ipvsadm -Lnc")?;
     let stale: Vec<_> = entries
         .lines()
@@ -288,12 +288,12 @@ fn udp_flows_to_each_service_address_move_to_the_new_endpoint(c: &mut Cluster) -
     Ok(())
 }
 
-/// The node forwarded the clients' flows before the Service existed. IPVS does not know these
-/// flows, so it never deletes their conntrack entries. The daemon must delete the entries.
+/// The node forwarded these flows before the Service existed. IPVS does not know them and never
+/// deletes their conntrack entries, so the daemon must do so.
 fn udp_flows_older_than_the_service_are_served(c: &mut Cluster) -> Outcome {
     c.start(&[])?;
-    // The Service does not exist yet. These routes send packets for the Service's addresses to a
-    // pod, which drops them.
+    // Before the Service exists, these routes send packets for its addresses to a pod, which drops
+    // them.
     c.sh(
         "for a in 192.0.2.0/24 10.96.0.0/16; do ip route add $a via 10.244.1.99; done
         for a in 2001:db8::/64 fd96::/112; do ip -6 route add $a via fd44:1::99; done",
@@ -325,9 +325,9 @@ fn udp_flows_older_than_the_service_are_served(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Another program removes virtual servers, so the node forwards a client's packets to a wrong
-/// destination. While the client keeps sending, its conntrack entry would keep the packets on this
-/// wrong path.
+/// Another program removes virtual servers, so the node forwards clients' packets to a wrong
+/// destination. As long as a client sends, its conntrack entry keeps the packets on this path,
+/// unless the daemon deletes the entry.
 fn busy_udp_flows_recover_after_a_repair(c: &mut Cluster) -> Outcome {
     const OUTAGE: Duration = Duration::from_secs(5);
     // Starts the daemon with its default periods.
@@ -350,7 +350,7 @@ fn busy_udp_flows_recover_after_a_repair(c: &mut Cluster) -> Outcome {
         "ipvsadm -C",
         "ipvsadm -D -u 10.96.0.10:53; ipvsadm -D -u [fd96::10]:53",
     ] {
-        // Pauses the daemon, because it could repair the damage before the test sees the damage.
+        // Pauses the daemon, which could otherwise repair the damage before the test sees it.
         c.signal(Signal::STOP)?;
         c.sh(damage)?;
         ask_in_vain(&mut clients)?;
@@ -428,8 +428,8 @@ fn has_nftables() -> bool {
 fn no_udp_client_reaches_a_removed_endpoint(c: &mut Cluster, flags: &[&str]) -> Outcome {
     c.node1
         .read("ip route replace default via 172.35.0.9".split(' '))?;
-    // Lengthens conntrack's UDP timeout from its default of 30 s, because a client may pause for
-    // longer on a busy machine.
+    // Raises conntrack's UDP timeout of 30 s, because a client may pause for longer on a busy
+    // machine.
     c.sh("sysctl -q net.netfilter.nf_conntrack_udp_timeout=600 net.netfilter.nf_conntrack_udp_timeout_stream=600")?;
     c.outside.serve_udp(30053)?;
     c.world
@@ -464,8 +464,8 @@ fn no_udp_client_reaches_a_removed_endpoint(c: &mut Cluster, flags: &[&str]) -> 
     };
     let before = of_others(c)?;
     assert_eq!(before.len(), 2, "{before:?}");
-    // Returns the flows of the Service that the kernel translates. These flows go to one of the
-    // Service's pods or, in userspace mode, to the relay.
+    // Returns the Service's flows that the kernel translates: to one of its pods or, in userspace
+    // mode, to the relay.
     let led = |c: &Cluster, to_pods: bool| -> Result<Vec<String>> {
         let pods = ["10.244.1.10 ", "fd44:1::10 ", "fd44:0001:"];
         let is_led = |(flow, (_, answerer)): &(String, (String, String))| {
@@ -497,7 +497,7 @@ fn no_udp_client_reaches_a_removed_endpoint(c: &mut Cluster, flags: &[&str]) -> 
     c.apply(&dns())?;
     until_all_ask(&mut clients, "near", scenarios::SOON)?;
 
-    // The Service loses its node port and its external IP.
+    // Removes the Service's node port and external IP.
     let less = Service::new("dns", "10.96.0.10 fd96::10")
         .port(udp(53, 8080))
         .ingress("192.0.2.10 2001:db8::10")
@@ -527,7 +527,7 @@ fn no_udp_client_reaches_a_removed_endpoint(c: &mut Cluster, flags: &[&str]) -> 
     Ok(())
 }
 
-/// Waits until the log shows that `daemons` daemons have checked the flows of both families.
+/// Waits until the log shows that this many daemons have checked the UDP flows of both families.
 fn until_compared(c: &Cluster, daemons: usize) -> Result<Duration> {
     let count = || {
         c.said()
@@ -538,8 +538,8 @@ fn until_compared(c: &Cluster, daemons: usize) -> Result<Duration> {
     c.until("flows are compared", || Ok(count() >= 2 * daemons))
 }
 
-/// Thousands of flows go to another host, at the port number of the node port. The guest's
-/// conntrack table has room for 8192 flows.
+/// Thousands of flows go to another host, at the port number of the node port. The VM's conntrack
+/// table has room for 8,192 flows.
 fn a_full_conntrack_table_delays_no_change(c: &mut Cluster) -> Outcome {
     const FOREIGN: usize = 5_000;
     c.apply(&dns())?;
@@ -570,8 +570,8 @@ fn a_full_conntrack_table_delays_no_change(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Saved maximum number of tracked flows in all network namespaces. Only the initial namespace can
-/// change this setting. Dropping this guard restores the setting.
+/// Guard that raises `nf_conntrack_max`, one setting for all network namespaces that only the
+/// initial one can change. Dropping the guard restores the saved value.
 struct Room(usize);
 
 const LIMIT: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
@@ -590,7 +590,7 @@ impl Drop for Room {
     }
 }
 
-/// Maximum growth of the daemon's memory, in KiB. The dump of all flows has 25 MB.
+/// Maximum growth of the daemon's memory, in KiB, while a dump of all flows has 25 MB.
 const ROOM_KIB: u64 = 6_144;
 
 fn a_large_conntrack_table_is_not_kept_in_memory(c: &mut Cluster) -> Outcome {
@@ -626,8 +626,9 @@ fn a_large_conntrack_table_is_not_kept_in_memory(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// The module ctnetlink is missing. The daemon logs this once per family, with the command that
-/// loads the module. It continues all other work, and deletes the flows after the module is loaded.
+/// The module nf_conntrack_netlink is missing. The daemon logs this once per family, with the
+/// command that loads the module, and continues all other work. It deletes the flows after the
+/// module is loaded.
 fn without_ctnetlink_the_log_names_the_module(c: &mut Cluster) -> Outcome {
     // Prevents the kernel from loading the module on demand.
     c.sh("sysctl -q kernel.modprobe=/bin/false; rmmod nf_conntrack_netlink")?;
@@ -651,7 +652,7 @@ fn without_ctnetlink_the_log_names_the_module(c: &mut Cluster) -> Outcome {
     until_all_ask(&mut client, "near", MOVED_WITHIN)?;
     ask_in_vain(&mut from_before)?;
 
-    // The next sync deletes the flows.
+    // After the module is loaded, the next sync deletes the flows.
     c.sh("modprobe nf_conntrack_netlink; sysctl -q kernel.modprobe=/sbin/modprobe")?;
     c.delete("other")?;
     c.until("it is done", || Ok(said("can be deleted again") == 2))?;

@@ -1,9 +1,8 @@
-//! Tests userspace mode: its specific features, and switches between userspace mode and other
-//! modes.
+//! Tests userspace mode: its own features, and changes between this mode and other modes.
 //!
-//! In userspace mode, the daemon relays connections, so connections end with the daemon. After the
-//! daemon's end, requests fail until the next mode works. The tests check that requests then
-//! succeed again. They also check that no rule of the previous mode still redirects packets.
+//! In userspace mode, connections end with the daemon, which relays them, and requests fail until
+//! the next mode works. The tests check that requests then succeed again, and that no rule of the
+//! previous mode still redirects packets.
 #![allow(
     clippy::indexing_slicing,
     reason = "what an object has not is null; a story stops at the first surprise"
@@ -19,24 +18,24 @@ use scenarios::{
     with_backend,
 };
 
-/// Timeout for a request. TCP retransmits a lost packet only later (after 1 s), so a lost packet
-/// makes the request fail.
+/// Timeout of a request, shorter than TCP's first retransmission (1 s). A single lost packet
+/// therefore makes the request fail.
 const FIRST_TRY: Duration = Duration::from_millis(900);
 
-/// Timeout for a connection. It is longer than the time for which the relay tries all endpoints,
-/// with a margin for a loaded machine.
+/// Timeout of a connection. It is longer than the relay takes to try all endpoints, with a margin
+/// for a loaded machine.
 const PASSED_OVER: Duration = Duration::from_secs(4);
 
 const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, status: {addresses: [\
                     {type: InternalIP, address: 172.35.0.100}, {type: InternalIP, address: 'fd35::100'}]}}";
 
-/// A manifest that the daemon cannot parse.
+/// Manifest that the daemon cannot parse.
 const BROKEN: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: broken\n";
 
-/// A mode with its flags, and the kernel state that identifies it.
+/// A mode with its flags, and kernel state that identifies it.
 struct ModeForm {
     flags: &'static [&'static str],
-    /// Part of the output of [`held`] while the mode is active.
+    /// Text that [`held`] contains only while the mode is active.
     mark: &'static str,
 }
 
@@ -131,8 +130,8 @@ fn has_nftables() -> bool {
 }
 
 fn set_up(c: &Cluster) -> Outcome {
-    // Some modes bind no Service addresses on the node. The node's own packets to Services then
-    // need a route.
+    // The node's own packets to a Service need a route, because some modes make no Service address
+    // local.
     c.sh("ip route replace default via 172.35.0.9; ip -6 route replace default via fd35::9")?;
     // nftables mode serves node ports only at the addresses of the Node object.
     c.write("node", NODE)?;
@@ -141,7 +140,7 @@ fn set_up(c: &Cluster) -> Outcome {
     c.apply(&service.endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10"))
 }
 
-/// Checks that the Service replies immediately on every path.
+/// Checks that the Service replies on every path without a retransmission.
 fn is_served(c: &Cluster) -> Outcome {
     let ways: [(&Place, &str); 7] = [
         (&c.client, "10.96.0.10:80"),
@@ -159,14 +158,15 @@ fn is_served(c: &Cluster) -> Outcome {
     Ok(())
 }
 
-/// Returns the kernel state that redirects packets.
+/// Returns the names of nftables tables and the iptables rules, which show the active mode.
 fn held(c: &Cluster) -> anyhow::Result<String> {
     c.sh(&with_backend(
         "nft list tables 2>/dev/null || true; iptables-$backend-save",
     ))
 }
 
-/// Waits until the kernel has the state of the mode `way`, and no state of the mode `other`.
+/// Waits until the kernel has the state that identifies the mode `way`, and no such state of the
+/// mode `other`.
 fn until_alone(c: &Cluster, way: &ModeForm, other: &ModeForm) -> Outcome {
     let waited = c.until("one way alone", || {
         let held = held(c)?;
@@ -184,8 +184,8 @@ fn there_and_back(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome 
     is_served(c)?;
     for (from, to) in [(one, other), (other, one)] {
         c.stop()?;
-        // Closed connections stay in IPVS for two minutes (TIME_WAIT). Without this limit, the shim in
-        // nftables stays just as long, because the connections' virtual servers drain.
+        // Closed connections stay in IPVS for two minutes (TIME_WAIT). Without this timeout, their
+        // virtual servers drain for as long, and the nftables shim stays.
         c.start(&[to.flags, &["--ipvs-drain-timeout=2s"]].concat())?;
         until_alone(c, to, from)?;
         is_served(c).with_context(|| format!("from {:?} to {:?}", from.flags, to.flags))?;
@@ -193,8 +193,8 @@ fn there_and_back(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome 
     c.stop()
 }
 
-/// After a change from userspace mode, redirects still lead to the ended daemon. The new daemon
-/// must disable these redirects even before it knows all objects.
+/// After userspace mode has ended, its redirects still lead to the ended daemon. The new daemon
+/// must disable them even before it knows all objects.
 fn with_a_broken_object(c: &mut Cluster, userspace: &ModeForm, other: &ModeForm) -> Outcome {
     set_up(c)?;
     c.start(userspace.flags)?;
@@ -213,13 +213,13 @@ fn with_a_broken_object(c: &mut Cluster, userspace: &ModeForm, other: &ModeForm)
     c.stop()
 }
 
-/// The Service has three endpoints. The first endpoint serves each client, the second endpoint
-/// refuses connections, and no host has the third endpoint's address.
+/// The Service has three endpoints: the first serves each client, the second refuses connections,
+/// and no host has the third address.
 fn the_relay_skips_endpoints_that_refuse_connections(c: &mut Cluster) -> Outcome {
     let service = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080).named("tcp"))
         .port(udp(80, 8080).named("udp"));
-    // 10.244.1.99 is the client pod, which has no server. No host has the address 10.244.1.77.
+    // The pod 10.244.1.99 has no server, and no host has the address 10.244.1.77.
     let endpoints = "10.244.2.10 10.244.1.99 10.244.1.77";
     c.sh("ip route replace default via 172.35.0.9")?;
     c.apply(&service.clone().endpoints(endpoints))?;
@@ -236,7 +236,7 @@ fn the_relay_skips_endpoints_that_refuse_connections(c: &mut Cluster) -> Outcome
             ensure!(took < PASSED_OVER, "{}: {took:?}", from.name());
         }
     }
-    // The only endpoint refuses connections. The client must get an error before its timeout.
+    // The only endpoint refuses connections. The client must get an error instead of a timeout.
     c.apply(&service.clone().endpoints("10.244.1.99"))?;
     c.until("a client is reset", || {
         let asked = c.client.dial(Transport::Tcp, cluster_ip);
@@ -245,7 +245,7 @@ fn the_relay_skips_endpoints_that_refuse_connections(c: &mut Cluster) -> Outcome
             |of: &Failure| matches!(of, Failure::Reset | Failure::Refused | Failure::Closed);
         Ok(asked.as_ref().is_err_and(is_told))
     })?;
-    // Replaces the endpoint by two endpoints that accept connections.
+    // Replaces the endpoint with two endpoints that accept connections.
     c.apply(&service.endpoints("10.244.2.10 10.244.1.10"))?;
     c.until("both are asked", || {
         let tally = tally(&c.client, Transport::Tcp, cluster_ip, 4);
@@ -254,8 +254,8 @@ fn the_relay_skips_endpoints_that_refuse_connections(c: &mut Cluster) -> Outcome
     c.stop()
 }
 
-/// Metrics, table and JSON show connections by Service port and endpoint. They show a removed
-/// endpoint as long as it has a connection.
+/// Metrics, table and JSON show connections by Service port and endpoint, including a removed
+/// endpoint with an open connection.
 fn relay_traffic_is_reported(c: &mut Cluster) -> Outcome {
     let service = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080).named("tcp"))
@@ -324,8 +324,7 @@ fn relay_traffic_is_reported(c: &mut Cluster) -> Outcome {
         text.contains("drains: 1 connection open; kube-proxy carries them until they end"),
         "{text}"
     );
-    // The relay does not count TCP packets, so the output must omit their number instead of showing
-    // 0.
+    // The relay does not count TCP packets, so the output must have `-` instead of 0.
     let row = text.lines().find(|line| line.contains("10.96.0.10:80"));
     let row = row.with_context(|| text.clone())?;
     ensure!(row.split_whitespace().nth(6) == Some("-"), "{row}");
@@ -337,8 +336,8 @@ fn relay_traffic_is_reported(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// An address moves from one Service to another Service, and both Services continue to exist.
-/// Existing flows must move to the other Service, even if their clients never stop sending.
+/// An address moves from one Service to another, and both Services continue to exist. Flows must
+/// move with the address, even if their clients never stop sending.
 fn a_busy_udp_client_follows_an_address_that_moves_between_services(c: &mut Cluster) -> Outcome {
     const PACE: Duration = Duration::from_millis(50);
     const SHARED: &str = "192.0.2.20";
@@ -363,7 +362,7 @@ fn a_busy_udp_client_follows_an_address_that_moves_between_services(c: &mut Clus
     c.apply(&old)?;
     c.apply(&new.external(SHARED))?;
     let took = c.until("it goes with the address", || {
-        // The first Service keeps its cluster IP. The client of this cluster IP loses no reply.
+        // The first Service keeps its cluster IP, whose client must lose no reply.
         ensure!(kept.ask()?.who == "near", "who stays was moved, too");
         Ok(moved.ask().is_ok_and(|answer| answer.who == "far"))
     })?;

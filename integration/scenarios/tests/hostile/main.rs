@@ -1,6 +1,5 @@
-//! Tests attacks by a user who may write Services. The attacker must not get other users' packets,
-//! and must not disturb other Services. The daemon has only the capabilities that its manifests
-//! grant.
+//! Tests attacks by a user who may write Services. The attacker must not get other users' packets
+//! or disturb other Services. The daemon has only the capabilities that its manifests grant.
 
 mod objects;
 mod rights;
@@ -11,7 +10,7 @@ use std::time::Duration;
 
 use scenarios::{Cluster, Outcome, Story, tell};
 
-/// Defines a test for each mode.
+/// Defines one test per mode from a name and a function.
 macro_rules! in_each_mode {
     ($($name:literal: $tell:path),+;) => {
         &[$(
@@ -74,8 +73,8 @@ fn has_nft() -> bool {
     lab::iptables_backend() == "nft"
 }
 
-/// Adds a default route to node1. Modes other than IPVS bind no Service addresses on the node. The
-/// node's own packets to a Service therefore need a route.
+/// Adds a default route to node1. The node's own packets to a Service need a route, because only
+/// IPVS mode makes Service addresses local.
 fn way_out(c: &Cluster) -> Outcome {
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;

@@ -8,9 +8,9 @@ use scenarios::{
     with_backend,
 };
 
-/// Limit for the daemon's peak memory, in KiB.
+/// Maximum peak memory of the daemon, in KiB.
 const MEMORY_MAX: u64 = 128 * 1024;
-/// Time limit for the daemon to program a change of the valid Service.
+/// Time limit for a change of the valid Service to reach its clients.
 const FRESH_WITHIN: Duration = Duration::from_secs(40);
 fn good(endpoint: &str) -> Service {
     Service::new("web", "10.96.0.10")
@@ -18,12 +18,13 @@ fn good(endpoint: &str) -> Service {
         .endpoints(endpoint)
 }
 
-/// Returns the daemon's peak memory, in KiB.
+/// Returns the daemon's peak resident memory, in KiB.
 fn peak_memory(c: &Cluster) -> Result<u64> {
     Ok(lab::process::status(c.daemon_id()?, "VmHWM")?)
 }
 
-/// Checks that a text has no character with a special meaning for a terminal or a parser.
+/// Checks that a text has no control or direction characters, with which an object's name could
+/// change a terminal's output.
 fn is_plain(what: &str, text: &str) -> Outcome {
     let odd = text.lines().find(|line| {
         line.contains(|of: char| of.is_control() && of != '\t') || line.contains('\u{202e}')
@@ -34,9 +35,9 @@ fn is_plain(what: &str, text: &str) -> Outcome {
 
 pub(crate) fn hostile_objects_affect_only_their_own_services(c: &mut Cluster) -> Outcome {
     c.apply(&good("10.244.1.10"))?;
-    // Half of the objects exist at the start. The test adds the other half later. In modes other
-    // than default IPVS, the objects have fewer ports and ranges, because many of them make
-    // iptables programs and this lab's kernel slow. Tests with fake kernels cover large objects.
+    // Half of the objects exist at the start, and the test adds the other half later. Except in
+    // default IPVS mode, objects have fewer ports and ranges, because many of them make iptables
+    // programs and this lab's kernel slow. Tests with fake kernels cover large objects.
     let is_ipvs = !c.flags.iter().any(|flag| flag != "--proxy-mode=ipvs");
     let files = if is_ipvs {
         hostile::files(2_000, 10_000)
@@ -55,7 +56,7 @@ pub(crate) fn hostile_objects_affect_only_their_own_services(c: &mut Cluster) ->
         for (name, text) in later {
             c.write(&format!("hostile-{name}"), text)?;
         }
-        // The daemon still programs changes of valid objects.
+        // Valid objects are still programmed.
         let second = Service::new("second", "10.96.0.11")
             .port(tcp(80, 8080))
             .endpoints("10.244.2.10");
@@ -73,14 +74,14 @@ pub(crate) fn hostile_objects_affect_only_their_own_services(c: &mut Cluster) ->
                 .ask_tcp(at("10.96.0.11:80"), Duration::from_secs(2));
             Ok(answer.is_ok_and(|answer| answer.who == "near"))
         })?;
-        // The daemon also serves the valid parts of a partly invalid object.
+        // The valid parts of a partly invalid object are also served.
         for to in ["10.96.1.2:1", "10.96.1.2:200"] {
             c.until_answered(&c.client, to)?;
         }
         Ok(())
     })?;
 
-    // No text from an object has broken out of its context.
+    // No text of an object may have broken out of its context in the log, rules or output.
     is_plain("the log", &c.said())?;
     let rules = c.sh(&with_backend(
         "iptables-$backend-save; nft list ruleset 2>/dev/null || true",

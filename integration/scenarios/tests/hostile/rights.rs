@@ -13,11 +13,11 @@ fn web() -> Service {
 
 /// A user id without an entry in `/etc/passwd`.
 const NOBODY: u32 = 65_532;
-/// User id of root, who alone may read the list of legacy iptables tables.
+/// User id of root. Only root may read the kernel's list of legacy iptables tables.
 const ROOT: u32 = 0;
 
-/// Makes the daemon run as this user with exactly these capabilities. The daemon's child processes
-/// inherit the capabilities.
+/// Makes the daemon run as `user` with exactly these capabilities, which its child processes
+/// inherit.
 fn act_as(c: &mut Cluster, user: u32, capabilities: &[&str]) {
     let with = |sign: &str| -> Vec<String> {
         let own = capabilities.iter().map(|one| format!("+{one}"));
@@ -47,7 +47,8 @@ fn raw() -> &'static [&'static str] {
 
 pub(crate) fn a_non_root_daemon_serves_after_init_only(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
-    // By default, only root can use the test's directory and the iptables lock.
+    // Opens the test's directory and the iptables lock to other users. By default, only root can
+    // use them.
     c.sh(&format!(
         "chmod -R a+rX {}; touch /run/xtables.lock; chmod 666 /run/xtables.lock",
         c.folder().display()
@@ -115,7 +116,8 @@ pub(crate) fn unwritable_kernel_settings_are_named(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     c.sh(&format!("chmod -R a+rX {}", c.folder().display()))?;
     c.sh("echo 0 >/proc/sys/net/ipv4/ip_forward")?;
-    // If a capability is missing, the daemon exits in each mode. Its message names the capability.
+    // The daemon exits in each mode if a capability is missing, and its message names the
+    // capability.
     let mut modes = vec!["ipvs", "iptables", "userspace"];
     if lab::iptables_backend() == "nft" {
         modes.push("nftables");
@@ -127,7 +129,7 @@ pub(crate) fn unwritable_kernel_settings_are_named(c: &mut Cluster) -> Outcome {
         let said = c.refusal()?;
         ensure!(said.contains("CAP_NET_ADMIN"), "{mode}: {said}");
     }
-    // The daemon has all capabilities, but the settings are read-only. The daemon then logs the
+    // The daemon has all capabilities, but the kernel settings are read-only. It must log the
     // settings and the next step.
     let read_only =
         "mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys && exec \"$@\"";
@@ -146,7 +148,7 @@ pub(crate) fn unwritable_kernel_settings_are_named(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Except for probes, HTTP endpoints are read-only and respond only to clients on this node.
+/// HTTP endpoints other than probes are read-only, and respond only to clients on this node.
 pub(crate) fn only_this_node_can_read_the_inspection_api(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     c.start(&[])?;
@@ -171,7 +173,7 @@ pub(crate) fn only_this_node_can_read_the_inspection_api(c: &mut Cluster) -> Out
             ensure!(code == 404, "{path}: {code}");
         }
     }
-    // On this node, only root may query internals.
+    // On this node, only root may query the daemon's internals through its local socket.
     let program = scenarios::kube_proxy()?;
     let asked = c.sh(&format!(
         "setpriv --reuid=1000 --regid=1000 --clear-groups {} services 2>&1 || true",

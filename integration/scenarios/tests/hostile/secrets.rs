@@ -1,4 +1,4 @@
-//! Tests that the daemon never reveals its credentials.
+//! Tests that no output of the daemon reveals its credentials.
 
 use std::fs;
 use std::thread::sleep;
@@ -10,8 +10,8 @@ use scenarios::{Cluster, HEALTH, METRICS, Outcome, Service, ask, get, tcp};
 /// Text that every secret in these tests contains.
 const SECRET: &str = "s3cr3t";
 
-/// Time limit of the wait for the daemon's first sync. It is short, because with some credentials
-/// the daemon does not start.
+/// Time limit of the wait for the daemon's first sync. It is short, because the daemon cannot start
+/// with some of the credentials.
 const SPOKEN_WITHIN: Duration = Duration::from_secs(2);
 
 pub(crate) fn secrets_are_never_displayed(c: &mut Cluster) -> Outcome {
@@ -23,12 +23,12 @@ pub(crate) fn secrets_are_never_displayed(c: &mut Cluster) -> Outcome {
     api.start()?;
     let token = c.folder().join("token");
     fs::write(&token, "s3cr3t-of-the-file")?;
-    // Each user has another kind of credential.
+    // Each kubeconfig user has another kind of credential.
     let users = [
         "{token: s3cr3t-token}".to_owned(),
         "{username: somebody, password: s3cr3t-password}".to_owned(),
         format!("{{tokenFile: '{}'}}", token.display()),
-        // This value is invalid. The error must not quote it.
+        // This client certificate is invalid. The error must not quote it.
         "{client-certificate-data: czNjcjN0LWNlcnRpZmljYXRl, client-key-data: czNjcjN0LWtleQ==}"
             .to_owned(),
         "{client-key-data: 's3cr3t !', token: [s3cr3t]}".to_owned(),
@@ -39,8 +39,8 @@ pub(crate) fn secrets_are_never_displayed(c: &mut Cluster) -> Outcome {
         "http://somebody:s3cr3t-password@172.35.0.9:9",
         "https://172.35.0.9:6443",
     ] {
-        // The test uses the credentials of every user at the first server. At each other server, it
-        // uses only the credentials of the first user.
+        // The test uses all users' credentials at the first server, and the first user's
+        // credentials at each other server.
         let count = if server == "http://172.35.0.9:6443" {
             users.len()
         } else {
@@ -57,8 +57,8 @@ pub(crate) fn secrets_are_never_displayed(c: &mut Cluster) -> Outcome {
             )?;
             let kubeconfig = format!("--kubeconfig={}", path.display());
             c.launch_with(&[&kubeconfig, "--v=10"])?;
-            // Waits for the daemon's first sync, for a limited time: with some of the kubeconfigs,
-            // the daemon cannot start, so it has no first sync.
+            // With some kubeconfigs, the daemon cannot start. The wait for its first sync is
+            // therefore limited.
             let began = Instant::now();
             while began.elapsed() < SPOKEN_WITHIN {
                 let said = c.said();
@@ -88,7 +88,7 @@ pub(crate) fn secrets_are_never_displayed(c: &mut Cluster) -> Outcome {
                 c.daemon_id()?
             ))?;
             if c.stop().is_err() {
-                // Ignores this failure, because the daemon may already have ended.
+                // Ignores a failed signal, because the daemon may already have ended.
             }
             let said = c.said();
             for (what, text) in [("the log", &said), ("a page", &shown)] {

@@ -8,7 +8,7 @@ use serde_json::Value;
 const VICTIM: &str = "10.96.0.10:80";
 const API: &str = "172.35.0.9:6443";
 
-/// Returns a Service that is older than all other Services, and therefore wins conflicts.
+/// Returns a Service that wins conflicts, because it is older than all other Services.
 fn thief(name: &str, cluster_ip: &str, port: u16, external: &str) -> Service {
     Service::new(name, cluster_ip)
         .port(tcp(port, 8080))
@@ -27,7 +27,7 @@ fn answers(from: &Place, to: &str, who: &str) -> Outcome {
     Ok(())
 }
 
-/// Returns the kernel state that decides where packets go.
+/// Returns node1's kernel entries that decide where packets go.
 fn programmed(c: &Cluster) -> Result<String> {
     c.sh("set +e; (ipvsadm -Sn; iptables-$backend-save; nft list ruleset; ipset save; ip -o address show) 2>/dev/null || true")
 }
@@ -43,11 +43,11 @@ pub(crate) fn addresses_stay_with_their_rightful_service(c: &mut Cluster) -> Out
         .port(tcp(80, 8080))
         .endpoints("10.244.1.10")
         .metadata("creationTimestamp: '2024-01-01T00:00:00Z'");
-    // The Service claims another Service's cluster IP, the API server's address with another port,
+    // `a-thief` claims another Service's cluster IP, the API server's address with another port,
     // the node's address, and an unused address.
     let all = "10.96.0.10 172.35.0.9 172.35.0.100 192.0.2.20";
     api.apply(&thief("a-thief", "10.96.0.66", 80, all))?;
-    // This Service claims the API server's address and port.
+    // `b-thief` claims the API server's address and port.
     api.apply(&thief("b-thief", "10.96.0.67", 6443, "172.35.0.9"))?;
     api.apply(&victim)?;
     api.start()?;
@@ -63,8 +63,8 @@ pub(crate) fn addresses_stay_with_their_rightful_service(c: &mut Cluster) -> Out
         answers(&c.outside, to, "far")?;
     }
     c.until_answered(&c.client, "10.96.0.67:6443")?;
-    // As in upstream, the Service gets its port at the node's address. The daemon logs this, and
-    // the address stays on the node's interface.
+    // As in upstream, the Service gets its port at the node's address, which stays on the node's
+    // interface. The daemon logs this.
     c.until_answered(&c.outside, "172.35.0.100:80")?;
     // The API server's address has not become local, so the node still reaches the API server.
     let (code, body) = get(&c.node1, API, "/api/v1/services")?;
@@ -72,7 +72,7 @@ pub(crate) fn addresses_stay_with_their_rightful_service(c: &mut Cluster) -> Out
     let addresses = c.sh("ip -o address show")?;
     ensure!(!addresses.contains("172.35.0.9/"), "{addresses}");
 
-    // The log names the Service and the next step.
+    // For each claim, the log names the Service and the next step.
     let said = c.said();
     for parts in [
         [
@@ -143,7 +143,7 @@ pub(crate) fn addresses_stay_with_their_rightful_service(c: &mut Cluster) -> Out
     answers(&c.client, VICTIM, "near")?;
 
     // With `--allowed-external-cidrs`, the daemon programs only external addresses in these
-    // networks. It removes its existing entries for external addresses outside the networks.
+    // networks, and removes its entries for other external addresses.
     api.apply(&thief("c-free", "10.96.0.68", 80, "192.0.2.5 198.51.100.5"))?;
     c.until_answered(&c.outside, "192.0.2.5:80")?;
     c.stop()?;

@@ -1,5 +1,5 @@
-//! Tests paths on which requests arrive, but replies may be lost. The tests compare the predictions
-//! of `kube-proxy explain` with real packets.
+//! Tests paths on which requests arrive, but replies may be lost. Compares the predictions of
+//! `kube-proxy explain` with real packets.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,13 +11,12 @@ use serde_json::Value;
 
 use crate::clients::{Mode, answers_come_back, place, policies, start};
 
-/// Timeout for a reply if explain expects no reply. All nodes and pods are on one machine, where
+/// Timeout of a request if explain predicts no reply. All nodes and pods are on one machine, where
 /// replies take milliseconds.
 const BRIEFLY: Duration = Duration::from_millis(100);
 
-/// Senders and addresses of requests. The senders are a pod of this node, this node, and an
-/// external host. The requests cover IPv4 and IPv6, with the client's own address and with
-/// masquerading.
+/// Senders and destinations of requests. Senders are a pod of this node, this node, and an external
+/// host. The requests cover both IP families, with and without masquerading.
 const QUESTIONS: [(&str, &str); 9] = [
     ("pod", "10.96.3.1:80"),
     ("pod", "10.96.3.2:80"),
@@ -30,10 +29,10 @@ const QUESTIONS: [(&str, &str); 9] = [
     ("outside", "[fd35::100]:30181"),
 ];
 
-/// Names of the Services that receive the requests.
+/// Names of the Services to which the destinations in [`QUESTIONS`] belong.
 const SERVICES: [&str; 3] = ["default/web1", "default/web2", "default/host"];
 
-/// An obstacle on the node that may stop replies to clients.
+/// A condition on the node that may stop replies to clients.
 struct Fault {
     what: &'static str,
     /// Script that adds the obstacle.
@@ -44,8 +43,8 @@ struct Fault {
     is_for_all: bool,
 }
 
-/// Obstacles for replies: kernel settings, chain policies and rules. The first row tests without an
-/// obstacle.
+/// Conditions that may stop replies: kernel settings, chain policies and rules. The first row
+/// changes nothing.
 const FAULTS: [Fault; 10] = [
     Fault {
         what: "nothing",
@@ -169,9 +168,9 @@ fn web(name: &str, number: u16) -> Service {
     Service::new(name, &cluster_ips).port(tcp(80, 8080).node_port(30_180 + number))
 }
 
-/// The node forwards a packet of an external client to another node, without masquerading. The
-/// reply takes another path, so this node cannot see whether the reply arrives. If a mode drops the
-/// packet, explain must report the drop.
+/// The node forwards an external client's packet to another node, without masquerading. The reply
+/// takes another path, so explain cannot know whether it arrives. If a mode drops the packet,
+/// explain must report the drop.
 fn nobody_knows(c: &Cluster, compared: &mut Comparison, wrong: &mut Vec<String>) -> Outcome {
     let to = "172.35.0.100:30184";
     let is_forwarded = Mode::of(c) == Mode::Ipvs;
@@ -201,8 +200,8 @@ fn nobody_knows(c: &Cluster, compared: &mut Comparison, wrong: &mut Vec<String>)
     Ok(())
 }
 
-/// The requests go to two ports of the node that no Service exposes. A process on the node listens
-/// on the first port, and replies.
+/// Requests go to two ports of the node that belong to no Service. A process on the node listens on
+/// the first port, and replies.
 fn no_service(c: &Cluster, compared: &mut Comparison, wrong: &mut Vec<String>) -> Outcome {
     c.node1.serve_tcp(30_999)?;
     for to in [
@@ -223,8 +222,7 @@ fn no_service(c: &Cluster, compared: &mut Comparison, wrong: &mut Vec<String>) -
     Ok(())
 }
 
-/// Numbers of compared replies: all replies, lost replies, and replies about which explain is
-/// unsure.
+/// Numbers of compared replies: all, lost, and unsure according to explain.
 #[derive(Default)]
 struct Comparison {
     all: usize,
@@ -233,7 +231,8 @@ struct Comparison {
 }
 
 impl Comparison {
-    /// Compares explain's prediction for a path with packets. Returns the difference, if any.
+    /// Compares explain's prediction for one path with a real request. Returns a description of the
+    /// difference, if any.
     fn differs(&mut self, c: &Cluster, from: &str, to: &str, said: &str) -> Option<String> {
         let is_said = said == "answered";
         let patience = if is_said { SOON } else { BRIEFLY };
@@ -252,13 +251,14 @@ fn is_answered(from: &Place, to: &str, patience: Duration) -> bool {
     dial.reset_on_close().ask().is_ok()
 }
 
-/// Output of explain for a Service or an address.
+/// JSON output of explain for a Service or an address, and its exit status.
 struct ExplainOutput {
     all: Value,
     exit: i32,
 }
 
-/// Runs explain for a Service or an address, with all senders.
+/// Runs explain for a Service or an address, with the test's pod, external host and node as
+/// senders.
 fn explain(c: &Cluster, what: &str) -> Result<ExplainOutput> {
     explain_from(c, what, &[&c.client, &c.outside, &c.node1])
 }
@@ -286,8 +286,8 @@ fn explain_from(c: &Cluster, what: &str, from: &[&Place]) -> Result<ExplainOutpu
 }
 
 impl ExplainOutput {
-    /// Returns explain's prediction for the replies of one path. Returns `None` if explain does not
-    /// mention the path.
+    /// Returns explain's prediction for replies on one path: `answered`, `lost` or `not sure`.
+    /// Returns `None` if explain does not mention the path.
     fn of(&self, c: &Cluster, from: &str, to: &str) -> Option<&'static str> {
         let is_v4 = at(to).is_ipv4();
         let own = place(c, from).addresses().iter().map(ipnet::IpNet::addr);

@@ -1,17 +1,17 @@
-//! The clients of the matrix, and numbered Services with every kind of address.
+//! The matrix's clients, and numbered Services with every kind of address.
 
 use std::net::SocketAddr;
 
 use lab::{Place, Transport};
 use scenarios::{Cluster, Outcome, Service, at, sctp, tcp, udp};
 
-/// Kinds of addresses that a Service from [`service`] has.
+/// Kinds of addresses of a Service from [`service`].
 pub(crate) const WAYS: [&str; 4] = ["ClusterIP", "NodePort", "LoadBalancer", "externalIP"];
 /// Names of the clients that send requests: a pod, the node, and an external host.
 pub(crate) const PLACES: [&str; 3] = ["pod", "node", "outside"];
 
-/// Returns a LoadBalancer Service with external IPs, on port 80 of TCP, UDP and SCTP in both
-/// families.
+/// Returns the LoadBalancer Service `webNUMBER` with external IPs, on port 80 of TCP, UDP and SCTP
+/// in both families.
 pub(crate) fn service(number: usize) -> Service {
     let node_port = node_port(number);
     Service::new(
@@ -25,7 +25,7 @@ pub(crate) fn service(number: usize) -> Service {
     .external(&format!("192.0.2.2{number} 2001:db8::2{number}"))
 }
 
-/// Returns a Service with only a ClusterIP.
+/// Returns the Service `innerNUMBER` with only a ClusterIP.
 pub(crate) fn inner_service(number: usize) -> Service {
     Service::new(&format!("inner{number}"), &format!("10.96.2.{number}")).port(tcp(80, 8080))
 }
@@ -39,7 +39,7 @@ pub(crate) fn named(way: &str, number: usize) -> String {
     }
 }
 
-/// Returns an IPv4 address of Service `number`.
+/// Returns the IPv4 address of kind `way` that Service `number` has.
 pub(crate) fn v4(way: &str, number: usize) -> SocketAddr {
     at(&match way {
         "ClusterIP" => format!("10.96.1.{number}:80"),
@@ -50,7 +50,7 @@ pub(crate) fn v4(way: &str, number: usize) -> SocketAddr {
     })
 }
 
-/// Returns an IPv6 address of Service `number`.
+/// Returns the IPv6 address of kind `way` that Service `number` has.
 pub(crate) fn v6(way: &str, number: usize) -> SocketAddr {
     at(&match way {
         "ClusterIP" => format!("[fd96::1{number}]:80"),
@@ -64,7 +64,7 @@ fn node_port(number: usize) -> u16 {
     30_080 + u16::try_from(number).unwrap_or_default()
 }
 
-/// Returns the `spec` of Services with these policies.
+/// Returns `spec` fields with these traffic policies.
 pub(crate) fn policies(external_local: bool, internal_local: bool) -> String {
     let policy = |is_local| if is_local { "Local" } else { "Cluster" };
     format!(
@@ -89,12 +89,12 @@ pub(crate) enum Mode {
 }
 
 impl Mode {
-    /// Returns true for IPVS mode, with either semantics.
+    /// Returns true for IPVS mode, with upstream's or exact semantics.
     pub(crate) fn is_ipvs(self) -> bool {
         matches!(self, Self::Ipvs | Self::Exact)
     }
 
-    /// Returns the mode of a cluster's daemons.
+    /// Returns the mode that the flags of a cluster's daemons select.
     pub(crate) fn of(c: &Cluster) -> Self {
         let is = |mode: &str| {
             c.flags
@@ -116,14 +116,14 @@ impl Mode {
     }
 }
 
-/// Returns true if a cluster's daemons use nftables mode's flat layout.
+/// Returns true if the daemons' flags select the flat layout of nftables mode.
 pub(crate) fn is_flat(c: &Cluster) -> bool {
     c.flags
         .iter()
         .any(|flag| *flag == *"--nftables-layout=flat")
 }
 
-/// Returns the transports that a mode supports, out of the given transports.
+/// Returns those of `all` transports that a mode supports.
 pub(crate) fn transports<const N: usize>(
     mode: Mode,
     all: [Transport; N],
@@ -133,9 +133,9 @@ pub(crate) fn transports<const N: usize>(
     all.into_iter()
 }
 
-/// Converts a result of the rule-based modes into the result of userspace mode (reason G in
-/// docs/packet-matrix.md). In userspace mode, the endpoint sees the node's address. If there is no
-/// endpoint, the relay resets the client's connection.
+/// Converts an expected result of the rule-based modes into that of userspace mode (reason G in
+/// docs/packet-matrix.md). In userspace mode, the endpoint sees the node's address, and the relay
+/// resets connections to a Service without endpoints.
 pub(crate) fn carried(mode: Mode, transport: Transport, by_rules: &'static str) -> &'static str {
     match by_rules {
         said if mode != Mode::Userspace => said,
@@ -154,11 +154,11 @@ pub(crate) fn has_nftables() -> bool {
     lab::iptables_backend() == "nft"
 }
 
-/// Starts the daemon, and waits until its state is complete in the kernel.
+/// Starts the daemon, and waits until its entries work in the kernel.
 pub(crate) fn start(c: &mut Cluster, flags: &[&str]) -> Outcome {
     if Mode::of(c) == Mode::Exact {
-        // The node's own packets to a Service need this route. The kernel takes the packets' source
-        // address from the route.
+        // The node's own packets to a Service need a route, from which the kernel also takes their
+        // source address.
         c.sh("ip route replace default via 172.35.0.9; ip -6 route replace default via fd35::9")?;
         return c.start(flags);
     }
@@ -167,8 +167,8 @@ pub(crate) fn start(c: &mut Cluster, flags: &[&str]) -> Outcome {
         if !c.manifests().join("node.yaml").exists() {
             c.write("node", NODE)?;
         }
-        // The mode binds no Service addresses on the node. The node's own packets then need a
-        // route, because rules translate them only after the route lookup.
+        // The node's own packets to a Service need a route: rules translate them only after the
+        // route lookup, and the mode makes no Service address local.
         c.sh("ip route replace default via 172.35.0.9; ip -6 route replace default via fd35::9")?;
         return c.start(flags);
     }
@@ -194,9 +194,9 @@ pub(crate) fn place<'a>(c: &'a Cluster, name: &str) -> &'a Place {
     }
 }
 
-/// Routes packets from node2's pods to the outside host through node1. If node1 has not masqueraded
-/// a request, it must still translate the reply. Without this route, the reply would bypass node1,
-/// and the test could not see which endpoint replied.
+/// Routes packets from node2's pods to the outside host through node1, which must translate the
+/// replies to unmasqueraded requests. Otherwise, replies would bypass node1, and the test could not
+/// see which endpoint replied.
 pub(crate) fn answers_come_back(c: &Cluster) -> Outcome {
     c.node1.read([
         "sysctl",

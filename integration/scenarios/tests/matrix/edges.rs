@@ -1,5 +1,5 @@
-//! Tests cases that are not in the table: no endpoints, unexposed ports, a pod that calls itself, a
-//! Service that loses its last endpoints, source ranges, `ping`.
+//! Tests cases outside the packet matrix's table: no endpoints, unexposed ports, hairpin
+//! connections, a Service that loses its last endpoints, source ranges, `ping`.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -16,13 +16,12 @@ use crate::clients::{
 use crate::explained::ExplainOutputs;
 use crate::observe::{see, see_by_chance};
 
-/// Maximum time of a reply that counts as immediate. TCP retransmits a lost first packet after a
-/// second.
+/// Maximum time of an immediate reply, shorter than TCP's first retransmission (1 s).
 const AT_ONCE: Duration = Duration::from_millis(900);
 
 const NEAR: &str = "10.244.1.10 fd44:1::10";
 
-/// Manifest of node1.
+/// Manifest of the Node object node1 with its IPv4 address.
 const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, \
                     status: {addresses: [{type: InternalIP, address: 172.35.0.100}]}}";
 
@@ -36,7 +35,7 @@ const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, \
 ///   Linux 6.1, and always on 6.12 (docs/kernels.md).
 fn speak_freely(c: &Cluster) -> Outcome {
     // Over IPv4, the kernel then limits no ICMP messages. Over IPv6, it limits only echo requests
-    // (type 128), which are not errors.
+    // (type 128), which are no errors.
     c.sh("sysctl -qw net.ipv4.icmp_ratemask=0 net.ipv6.icmp.ratemask=128")?;
     for (from, device) in [(&c.client, "eth0"), (&c.outside, "eth0"), (&c.node1, "lo")] {
         from.read([
@@ -46,7 +45,7 @@ fn speak_freely(c: &Cluster) -> Outcome {
     Ok(())
 }
 
-/// Creates four Services with different traffic policies:
+/// Creates Services 0 to 3 with different traffic policies:
 ///
 /// - Service 0: both policies are Cluster.
 /// - Service 1: externalTrafficPolicy is Local.
@@ -60,7 +59,7 @@ fn four_services(c: &mut Cluster, endpoints: &str) -> Outcome {
     start(c, &[])
 }
 
-/// Returns all addresses of the four Services, of every kind and in both families.
+/// Returns all addresses and ports of the four Services, of every kind and in both families.
 fn all_ways() -> impl Iterator<Item = SocketAddr> {
     (0..4).flat_map(|number| {
         WAYS.iter()
@@ -68,8 +67,7 @@ fn all_ways() -> impl Iterator<Item = SocketAddr> {
     })
 }
 
-/// Checks that every request has its expected result. Any result except a timeout must be
-/// immediate.
+/// Sends all requests, and checks their results. Any result except a timeout must be immediate.
 fn each<'a>(
     c: &Cluster,
     questions: impl IntoIterator<Item = (&'a Place, Transport, SocketAddr, &'a str)>,
@@ -88,8 +86,9 @@ fn each<'a>(
         };
         let is_late = |took: Duration| expected != "timeout" && took > AT_ONCE;
         let (mut seen, mut took) = try_it();
-        // If the client's socket is busy, the kernel treats an ICMP error as transient. The client
-        // then waits and sends the SYN again. The test therefore repeats a slow request once.
+        // If the client's socket is busy, the kernel treats an ICMP error as transient, and the
+        // client sends its SYN again after a second. The test therefore repeats a slow request
+        // once.
         if seen == expected && is_late(took) {
             (seen, took) = try_it();
         }
@@ -108,9 +107,9 @@ fn each<'a>(
     explained.agree(&unlike)
 }
 
-/// Returns the argument for `explain`: the Service that exposes an address and port, or the address
-/// itself if no Service exposes this port. Returns `None` for unexposed ports of Services other
-/// than Service 0, because one Service is enough.
+/// Returns the argument for `explain`: the Service that exposes this address and port, or the
+/// address itself if no Service exposes the port. Returns `None` for unexposed ports of Services
+/// other than Service 0, because one Service is enough.
 fn explainable(transport: Transport, to: SocketAddr) -> Option<String> {
     let ways = |number| {
         let ways = WAYS.into_iter();
@@ -124,8 +123,8 @@ fn explainable(transport: Transport, to: SocketAddr) -> Option<String> {
     is_first.then(|| format!("{to}/{transport:?}"))
 }
 
-/// If a Service has no endpoints, the client immediately gets an ICMP port unreachable, with any
-/// policies.
+/// A client of a Service without endpoints immediately gets an ICMP port unreachable, with any
+/// traffic policies.
 ///
 /// - Over UDP, the node's own send fails, as with a REJECT rule on output.
 /// - An SCTP client also gets the message, but treats it as transient and retries. This test skips
@@ -137,8 +136,8 @@ pub(crate) fn a_service_without_endpoints_is_refused(c: &mut Cluster) -> Outcome
     let questions = PLACES.iter().flat_map(|from| {
         let transports = [Transport::Tcp, Transport::Udp].into_iter();
         transports.flat_map(move |transport| {
-            // A request that times out is slow. If timeouts are expected, the test uses only the
-            // first Service.
+            // A request that times out is slow. If timeouts are expected, the test therefore uses
+            // only the first Service.
             let is_dropped = carried(mode, transport, "refused") == "timeout";
             let most = if is_dropped {
                 2 * WAYS.len()
@@ -171,9 +170,9 @@ pub(crate) fn a_service_without_endpoints_is_refused(c: &mut Cluster) -> Outcome
     )
 }
 
-/// Returns the expected result of a ping, or of a request to an unexposed port. If the node has the
-/// address or a rule matches, the node rejects the packet. Otherwise, the node forwards the packet,
-/// and no reply arrives.
+/// Returns the expected result of a ping, or of a request to an unexposed port. The node rejects
+/// the packet if it has the address or a rule matches. Otherwise, it forwards the packet, and no
+/// reply arrives.
 fn unexposed(mode: Mode, to: IpAddr) -> &'static str {
     let is_cluster_ip = all_cluster_ips().any(|cluster_ip| cluster_ip == to);
     match mode {
@@ -187,9 +186,8 @@ fn all_cluster_ips() -> impl Iterator<Item = IpAddr> {
     (0..4).flat_map(|number| [v4("ClusterIP", number), v6("ClusterIP", number)].map(|to| to.ip()))
 }
 
-/// Returns Service addresses, each with the expected result for an unexposed port. If a timeout is
-/// expected, returns only the addresses of the first Service, because a request that times out is
-/// slow.
+/// Returns Service addresses with their expected results for an unexposed port. If this is a
+/// timeout, which is slow, returns only the first Service's addresses.
 fn all_vips(mode: Mode) -> Vec<(IpAddr, &'static str)> {
     let vips = all_ways().filter(|to| to.port() == 80).map(|to| to.ip());
     let vips = vips.map(|to| (to, unexposed(mode, to)));
@@ -203,8 +201,8 @@ fn all_vips(mode: Mode) -> Vec<(IpAddr, &'static str)> {
         .collect()
 }
 
-/// A process listens on all addresses of the node. At a Service address, clients must not reach
-/// this process (kubernetes/kubernetes#72236), and must not reach a node port.
+/// A process listens on all addresses of the node. At a Service address, clients must reach neither
+/// this process (kubernetes/kubernetes#72236) nor a node port.
 pub(crate) fn unexposed_service_ports_reach_no_process(c: &mut Cluster) -> Outcome {
     speak_freely(c)?;
     let process = c.node1.serve_tcp(2222)?;
@@ -228,7 +226,7 @@ pub(crate) fn unexposed_service_ports_reach_no_process(c: &mut Cluster) -> Outco
         "the process was reached {} times",
         process.answers()
     );
-    // The process is reachable at the node's own addresses.
+    // At the node's own addresses, clients still reach the process.
     for (from, to) in [
         (&c.client, "10.244.1.1:2222"),
         (&c.outside, "172.35.0.100:2222"),
@@ -239,8 +237,8 @@ pub(crate) fn unexposed_service_ports_reach_no_process(c: &mut Cluster) -> Outco
     Ok(())
 }
 
-/// A pod sends a request to a Service of which it is the only endpoint (hairpin). The pod must see
-/// a client address other than its own (SNAT), because it would otherwise reply to itself.
+/// A pod sends a request to a Service of which it is the only endpoint (hairpin). The node must
+/// masquerade the request, because the pod would otherwise reply to itself.
 pub(crate) fn a_pod_reaches_itself_through_its_service(c: &mut Cluster) -> Outcome {
     c.near.serve_sctp(8080)?;
     four_services(c, NEAR)?;
@@ -318,7 +316,7 @@ pub(crate) fn terminating_endpoints_serve_only_without_ready_endpoints(c: &mut C
     each(c, questions)
 }
 
-/// Values of loadBalancerSourceRanges, each with the results for an external host, a second
+/// Values of loadBalancerSourceRanges, each with the results for the external host, a second
 /// external host, a pod and the node.
 const SOURCE_RANGES: [(&str, [&str; 4]); 4] = [
     (
@@ -339,8 +337,8 @@ const SOURCE_RANGES: [(&str, [&str; 4]); 4] = [
     ),
 ];
 
-/// Source ranges apply only to load-balancer addresses. Source ranges admit the node if they
-/// contain the address of its Node object.
+/// Source ranges limit only load-balancer addresses. The node is admitted if its Node object has an
+/// address in the ranges.
 pub(crate) fn source_ranges_limit_load_balancer_addresses(c: &mut Cluster) -> Outcome {
     let other = c.world.host("other", "172.35.0.8/24")?;
     c.world
@@ -366,8 +364,8 @@ pub(crate) fn source_ranges_limit_load_balancer_addresses(c: &mut Cluster) -> Ou
     each(c, questions)
 }
 
-/// A `ping` to a Service address has the same result as a request to an unexposed port of this
-/// address. The node replies only to a ping to its own addresses.
+/// A `ping` to a Service address gets the result of a request to an unexposed port. The node
+/// replies only to a ping of its own addresses.
 pub(crate) fn pings_get_the_result_of_unexposed_service_ports(c: &mut Cluster) -> Outcome {
     speak_freely(c)?;
     four_services(c, NEAR)?;
@@ -378,9 +376,8 @@ pub(crate) fn pings_get_the_result_of_unexposed_service_ports(c: &mut Cluster) -
     let addresses: Vec<_> = all_vips(mode).into_iter().chain(nodes).collect();
     for from in PLACES {
         for (to, expected) in &addresses {
-            // The rule that rejects the packet is in the node's output path. Over IPv4, the node's
-            // send therefore fails. Over IPv6, the send succeeds, and the sender then receives the
-            // ICMP error.
+            // A rule in the node's output path rejects the packet. Over IPv4, the send therefore
+            // fails. Over IPv6, the send succeeds, and the sender then receives the ICMP error.
             let is_send =
                 !mode.is_ipvs() && to.is_ipv4() && from == "node" && *expected == "refused";
             let expected = if is_send { "not sent" } else { *expected };

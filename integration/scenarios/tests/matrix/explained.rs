@@ -1,5 +1,5 @@
-//! Compares `kube-proxy explain` with packets. explain reads the kernel, and must predict each
-//! packet's result.
+//! Compares predictions of `kube-proxy explain`, which reads the kernel, with the results of real
+//! packets.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,14 +12,14 @@ use lab::{Place, Transport};
 use scenarios::{Cluster, Outcome, kube_proxy};
 use serde_json::Value;
 
-/// Pod addresses on node1 and node2.
+/// IPv4 and IPv6 address of the pods on node1 and node2.
 const HERE: [&str; 2] = ["10.244.1.10", "fd44:1::10"];
 const ELSEWHERE: [&str; 2] = ["10.244.2.10", "fd44:2::10"];
 
 /// Address of a second external host, which only some tests create.
 const OTHER: IpAddr = IpAddr::V4(Ipv4Addr::new(172, 35, 0, 8));
 
-/// Outputs of explain since the daemon's start, by Service. Each output covers all senders.
+/// Outputs of explain since the daemon's last start, by Service. Each output covers all senders.
 #[derive(Default)]
 pub(crate) struct ExplainOutputs {
     services: RefCell<BTreeMap<String, Value>>,
@@ -28,13 +28,13 @@ pub(crate) struct ExplainOutputs {
 }
 
 impl ExplainOutputs {
-    /// Clears the outputs. A test calls this function after it has restarted the daemon with other
-    /// settings.
+    /// Clears the outputs. Tests call this after they restart the daemon with other settings.
     pub(crate) fn forget(&self) {
         self.services.borrow_mut().clear();
     }
 
-    /// Prints the number of compared paths. Fails if explain differed from the packets of a path.
+    /// Prints the number of compared paths. Fails if `unlike` has differences between explain and
+    /// packets.
     pub(crate) fn agree(&self, unlike: &[String]) -> Outcome {
         let compared = self.compared.load(Ordering::Relaxed);
         println!(
@@ -51,7 +51,8 @@ impl ExplainOutputs {
         Ok(())
     }
 
-    /// Compares explain with the packets of one path. Returns the difference, if any.
+    /// Compares explain's prediction for one path with the result `seen`. Returns the difference,
+    /// if any.
     pub(crate) fn differs(
         &self,
         c: &Cluster,
@@ -62,8 +63,8 @@ impl ExplainOutputs {
     ) -> Result<Option<String>> {
         let said = self.says(c, from, (transport, to), service)?;
         self.compared.fetch_add(1, Ordering::Relaxed);
-        // `not sent`: a rule rejects the packet on output, so the send fails immediately. explain
-        // reports this as `refused`.
+        // `not sent` means that a rule rejected the packet on output. explain reports this as
+        // `refused`.
         let seen = if seen == "not sent" { "refused" } else { seen };
         let from = from.name();
         Ok((said != seen).then(|| {
@@ -106,8 +107,8 @@ impl ExplainOutputs {
         };
         if is_unsure(journey) {
             self.unsure.fetch_add(1, Ordering::Relaxed);
-            // explain may be unsure about only one kind of packets: packets of an external client
-            // that the node forwards to another node without masquerading.
+            // explain may be unsure only about packets of an external client that the node forwards
+            // to another node without masquerading.
             let is_so = !is_node && from.name() != c.client.name() && from.name() != c.near.name();
             ensure!(
                 is_so,
@@ -119,12 +120,12 @@ impl ExplainOutputs {
     }
 }
 
-/// Returns the IP addresses that a text contains.
+/// Returns the IP addresses in a text that separates words by blanks or commas.
 fn words(text: &str) -> impl Iterator<Item = IpAddr> {
     text.split([' ', ',']).filter_map(|word| word.parse().ok())
 }
 
-/// Runs explain for a Service, with all senders of these tests.
+/// Runs explain for a Service or address, with all senders of these tests.
 fn ask(c: &Cluster, service: &str) -> Result<Value> {
     let program = kube_proxy()?.display().to_string();
     // If the argument is an address, explain accepts only senders of the same family.
@@ -139,7 +140,7 @@ fn ask(c: &Cluster, service: &str) -> Result<Value> {
     let from = format!("--from=node,{}", senders.join(","));
     let argv = [&*program, "explain", service, &from, "-o", "json"];
     let output = c.node1.run(argv)?;
-    // Status 1: a path fails. Status 2: explain does not know whether replies return.
+    // Exit status 1: a path fails. Exit status 2: explain does not know whether replies return.
     if !matches!(output.status.code(), Some(0..=2)) || output.stdout.is_empty() {
         bail!(
             "explain {service} ends with {}: {} {}",
@@ -152,7 +153,7 @@ fn ask(c: &Cluster, service: &str) -> Result<Value> {
         .with_context(|| format!("explain {service}: {}", output.stdout))
 }
 
-/// Returns true if explain does not know whether replies return. In this lab, they return.
+/// Returns true if explain does not know whether replies return, which they do in this lab.
 fn is_unsure(journey: &Value) -> bool {
     let walks = journey["walks"].as_array().map_or(&[][..], Vec::as_slice);
     walks.iter().any(|walk| walk["unsure"].is_string())

@@ -1,5 +1,5 @@
-//! The packet matrix: which client reaches which endpoint, and whether the source address is
-//! translated.
+//! The packet matrix: which client reaches which endpoint, and which source address the endpoint
+//! sees.
 //!
 //! `--print` prints docs/packet-matrix.md from the table in `table.rs`. The test fails if the table
 //! differs from the observed packets or from the document.
@@ -36,13 +36,13 @@ macro_rules! stories {
             story!("nftables_flat::", ["--proxy-mode=nftables", "--nftables-layout=flat"],
                 clients::has_nftables, $module::$name),
             story!("ipvs_exact::", ["--ipvs-semantics=exact"], clients::has_nftables, $module::$name),
-            // `--ipvs-semantics=exact` with iptables rules. These tests run only on request:
-            // `--include-ignored ipvs_exact`.
+            // `--ipvs-semantics=exact` with iptables rules runs only on request: `--include-ignored
+            // ipvs_exact`.
             story!("ipvs_exact_upstream::", ["--ipvs-semantics=exact", "--ipvs-shim=upstream"], || false, $module::$name),
             story!("ipvs_exact_lean::", ["--ipvs-semantics=exact", "--ipvs-shim=lean"],
                 || is_in_tests(concat!(stringify!($module), "::", stringify!($name))), $module::$name),
-            // The kernel redirects packets by nftables rules or, if it has no nftables (lane A), by
-            // iptables rules.
+            // Userspace mode redirects packets by nftables rules or, on a kernel without nf_tables
+            // (lane A), by iptables rules.
             story!("userspace::", ["--proxy-mode=userspace"], || true, $module::$name),
         )+)+]
     };
@@ -103,8 +103,8 @@ fn main() {
             clients::has_nftables,
             matrix::each_row_of_the_packet_matrix_holds
         ),
-        // On a kernel without nf_tables (lane A), all supported modes write iptables rules. There,
-        // the tests of `kube-proxy explain` for replies run only in IPVS mode.
+        // On a kernel without nf_tables (lane A), all supported modes write iptables rules. The
+        // explain tests for replies then run only in IPVS mode.
         story!("", [], || true, answers::explain_predicts_replies),
         story!(
             "iptables::",

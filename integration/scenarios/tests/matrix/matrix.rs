@@ -13,9 +13,9 @@ use crate::explained::ExplainOutputs;
 use crate::observe::{see, see_by_chance};
 use crate::table::{self, Row, SECTIONS};
 
-/// Flags of the daemon for the three columns of the table. By default, the daemon gets the pod
-/// networks of both families. Without the pod network of a family, the daemon cannot detect local
-/// traffic of that family.
+/// Flags of the daemon for the table's three columns. The default flags name the pod networks of
+/// both families. Without the pod network of a family, the daemon cannot detect local traffic of
+/// that family.
 const MODES: [&[&str]; 3] = [&[], &["--cluster-cidr=fd44::/16"], &["--masquerade-all"]];
 
 const DOCUMENT: &str = include_str!("../../../../docs/packet-matrix.md");
@@ -71,8 +71,8 @@ pub(crate) fn each_row_of_the_packet_matrix_holds(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Tests every row in a mode that chooses endpoints at random. The document has a column with the
-/// results of this mode.
+/// Tests every row in a mode that chooses endpoints at random. Each such mode has a column in the
+/// document.
 fn every_row_by_chance(c: &mut Cluster) -> Outcome {
     set_up(c)?;
     let mode = Mode::of(c);
@@ -103,8 +103,8 @@ fn every_row_by_chance(c: &mut Cluster) -> Outcome {
     explained.agree(&unlike)
 }
 
-/// UDP, SCTP and IPv6 have the same results as TCP over IPv4. The test skips
-/// `internalTrafficPolicy`, because its effect does not depend on the protocol.
+/// UDP, SCTP and IPv6 have the same results as TCP over IPv4. Skips `internalTrafficPolicy`, whose
+/// effect does not depend on the protocol.
 pub(crate) fn each_row_of_the_packet_matrix_holds_for_udp_and_sctp(c: &mut Cluster) -> Outcome {
     let mode = Mode::of(c);
     c.near.serve_sctp(8080)?;
@@ -146,7 +146,7 @@ pub(crate) fn each_row_of_the_packet_matrix_holds_for_udp_and_sctp(c: &mut Clust
     explained.agree(&unlike)
 }
 
-/// Creates the Services of all sections, and routes replies through node1.
+/// Creates the Services of all table sections, and routes replies through node1.
 fn set_up(c: &Cluster) -> Outcome {
     answers_come_back(c)?;
     for (number, section) in SECTIONS.iter().enumerate() {
@@ -163,7 +163,7 @@ fn set_up(c: &Cluster) -> Outcome {
     Ok(())
 }
 
-/// Returns the rows with the numbers of their sections.
+/// Returns all rows of the table, each with the number of its section.
 fn rows() -> impl Iterator<Item = (usize, Row)> {
     let sections = SECTIONS.iter().enumerate();
     sections.flat_map(|(number, section)| section.rows().map(move |row| (number, row)))

@@ -13,8 +13,8 @@ use scenarios::{Cluster, SOON};
 const BRIEFLY: Duration = Duration::from_millis(300);
 
 /// Sends two requests, one for each endpoint of the Service. `expected` selects the timeout.
-/// Returns the result: `both kept`, `local masq`, `remote vip`, `timeout`. The document explains
-/// these terms.
+/// Returns the result in the document's terms, such as `both kept`, `local masq`, `remote vip` or
+/// `timeout`.
 ///
 /// Repeats an unexpected result once. For the node's own packets, only a changed source port
 /// reveals masquerading. The new random port may by chance equal the original port.
@@ -31,8 +31,8 @@ pub(crate) fn see(
         .unwrap_or_else(look)
 }
 
-/// Sends requests until each endpoint has replied, up to a limit of requests. The mode chooses
-/// endpoints at random.
+/// Sends requests until each expected endpoint has replied, up to a limit of requests, because the
+/// mode chooses endpoints at random.
 pub(crate) fn see_by_chance(
     c: &Cluster,
     from: &Place,
@@ -61,8 +61,8 @@ pub(crate) fn see_by_chance(
         } else {
             odd.push(word);
         }
-        // Accepts one unexpected result. A random port may once equal the original port, but hardly
-        // twice.
+        // Accepts one unexpected result, because a random port may once equal the original port,
+        // but hardly twice.
         if seen == wanted && odd.len() < 2 && (wanted.len() > 1 || turn == asked) {
             return expected.to_owned();
         }
@@ -72,8 +72,8 @@ pub(crate) fn see_by_chance(
 }
 
 fn look(c: &Cluster, from: &Place, transport: Transport, to: SocketAddr, expected: &str) -> String {
-    // Round robin uses the Service's endpoints in turn. The Service has at most two endpoints, so
-    // two requests are enough.
+    // Two requests reach both endpoints, because round robin takes turns and the Service has at
+    // most two endpoints.
     let [one, other] = [(); 2].map(|()| ask(c, from, transport, to, expected));
     match (one, other) {
         (Ok((one, source)), Ok((other, same))) if one != other && source == same => {
@@ -90,8 +90,8 @@ fn look(c: &Cluster, from: &Place, transport: Transport, to: SocketAddr, expecte
     }
 }
 
-/// Sends one request. Returns the endpoint that replied and the client address that this endpoint
-/// saw, or the failure.
+/// Sends one request. Returns the endpoint that replied and the kind of client address that it saw,
+/// or the failure.
 fn ask(
     c: &Cluster,
     from: &Place,
@@ -147,9 +147,8 @@ fn ask(
     }
 }
 
-/// Returns an unused source port. If a client reuses a port within seconds, its packets may match
-/// the conntrack entry of the previous connection. If nothing translates the source, the endpoint
-/// sees this port.
+/// Returns a source port that no test client has used. The packets of a reused port might match the
+/// previous connection's conntrack entry.
 fn unused_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(10_000);
     NEXT.fetch_add(1, Ordering::Relaxed)

@@ -1,4 +1,4 @@
-//! The expected results as a table, and the document with this table.
+//! The packet matrix as a table of expected results, and the document that contains this table.
 
 use std::fmt::Write as _;
 
@@ -6,8 +6,7 @@ use lab::Transport;
 
 use crate::clients::{Mode, carried};
 
-/// Group of Services with the same policies and endpoints. The group has a row for each sender and
-/// address.
+/// Services with the same policies and endpoints. Each sender and kind of address has a row.
 pub(crate) struct Section {
     /// True if the Services have `externalTrafficPolicy: Local`.
     pub(crate) external_local: bool,
@@ -19,20 +18,20 @@ pub(crate) struct Section {
     rows: &'static str,
 }
 
-/// A row: the sender, the address, and three results. The first result is with detection of local
-/// traffic, the second is without this detection, and the third is with `--masquerade-all`.
+/// A row of the table: sender, kind of address, and three results. The first column is with
+/// detection of local traffic, the second without it, and the third with `--masquerade-all`.
 #[derive(Clone, Copy)]
 pub(crate) struct Row {
     pub(crate) from: &'static str,
     pub(crate) to: &'static str,
     pub(crate) seen: [&'static str; 3],
-    /// Results of iptables and nftables mode if these modes differ from IPVS mode. The text has one
-    /// result for all three columns, or one for each column.
+    /// Results of the rule-based modes if they differ from IPVS mode: one result for all three
+    /// columns, or one for each column.
     iptables: &'static str,
     why: &'static str,
 }
 
-/// Letters and texts of the reasons why modes differ from each other.
+/// Letters and texts of the reasons why results differ between modes.
 const REASONS: [(&str, &str); 7] = [
     (
         "A",
@@ -76,7 +75,7 @@ const REASONS: [(&str, &str); 7] = [
     ),
 ];
 
-/// Last part of the document: results of tests outside the table.
+/// Last part of the document: results of tests that are not in the table.
 const BESIDE: &str = "
 ## Beside the table
 
@@ -267,7 +266,7 @@ outside | externalIP    | remote kept | remote kept | remote kept | timeout | C
 ];
 
 impl Section {
-    /// Returns the rows of this section, in the order of the document.
+    /// Parses the rows of this section, in the document's order.
     pub(crate) fn rows(&self) -> impl Iterator<Item = Row> {
         self.rows.trim().lines().map(|line| {
             let mut cells = line.split('|').map(str::trim);
@@ -299,7 +298,7 @@ impl Section {
 }
 
 impl Row {
-    /// Returns the expected result in a mode, in one of the three columns.
+    /// Returns the result that a mode should have in one of the three columns.
     pub(crate) fn expected(&self, mode: Mode, transport: Transport, column: usize) -> &'static str {
         let said = if mode == Mode::Ipvs || self.iptables.is_empty() {
             self.seen.get(column).copied()
@@ -309,7 +308,7 @@ impl Row {
         carried(mode, transport, said.unwrap_or_default())
     }
 
-    /// Returns the expected results of a mode in the three columns.
+    /// Returns the results that a mode should have over TCP in the three columns.
     fn results(&self, mode: Mode) -> [&'static str; 3] {
         [0, 1, 2].map(|column| self.expected(mode, Transport::Tcp, column))
     }
@@ -325,8 +324,7 @@ impl Row {
         }
     }
 
-    /// Returns true if all reasons in the row are valid, and if the row has reasons exactly when
-    /// iptables mode differs from IPVS mode.
+    /// Returns true if the row has valid reasons exactly when iptables mode differs from IPVS mode.
     pub(crate) fn is_sound(&self) -> bool {
         if self.iptables.is_empty() {
             return self.why.is_empty();
@@ -418,7 +416,8 @@ Outside these combinations, `--ipvs-semantics=exact` differs from iptables mode 
 * If no packet mark is free for a Service, its results are those of IPVS mode ([reason B](#why)).
 ";
 
-/// Counts the rows of [`SECTIONS`] in which each mode differs from iptables mode.
+/// Returns a table with the number of rows in which each mode differs from iptables mode, and the
+/// exceptions.
 fn differing_rows() -> String {
     let rows: Vec<Row> = SECTIONS.iter().flat_map(Section::rows).collect();
     let mut text = format!(
@@ -437,8 +436,8 @@ fn differing_rows() -> String {
     text + EXCEPTIONS
 }
 
-/// Returns the document with the results that a test has observed. `seen` has the results of each
-/// row, in order.
+/// Returns the document's text with observed results of IPVS mode. `seen` has each row's results,
+/// in the order of the rows.
 pub(crate) fn document_of(mut seen: impl Iterator<Item = [String; 3]>) -> String {
     let mut text = INTRODUCTION.to_owned() + &differing_rows();
     for section in &SECTIONS {
@@ -484,7 +483,7 @@ pub(crate) fn document_of(mut seen: impl Iterator<Item = [String; 3]>) -> String
     lab::pages::wrapped(&(text + "\n" + BESIDE))
 }
 
-/// Returns the document with the expected results.
+/// Returns the document's text with the expected results of IPVS mode.
 pub(crate) fn document() -> String {
     document_of(
         SECTIONS

@@ -1,5 +1,5 @@
-//! Tests a node with programs that announce addresses of Services: BIRD, which speaks BGP, and a
-//! program that answers ARP requests like MetalLB's layer 2 mode.
+//! Tests a node whose programs announce Service addresses: BIRD by BGP, and an ARP responder like
+//! MetalLB's layer 2 mode.
 
 use std::fs;
 
@@ -9,8 +9,8 @@ use scenarios::{Cluster, Outcome, SOON, Service, at, tcp};
 
 use super::{Form, in_each_mode};
 
-/// Configuration of BIRD on the node. BIRD announces the Service networks, but does not write them
-/// to the kernel. If BIRD found addresses of `kube-ipvs0`, they would be in its table `vips`.
+/// Configuration of BIRD on node1. BIRD announces the Service networks, but does not write them to
+/// the kernel. Its table `vips` would get addresses that it finds on `kube-ipvs0`.
 const SPEAKER: &str = r#"
 router id 172.35.0.100;
 protocol device { scan time 1; }
@@ -27,7 +27,8 @@ protocol bgp peer {
     ipv4 { import none; export all; next hop self; };
 }
 "#;
-/// Configuration of BIRD on the external host, which takes routes only from BGP.
+/// Configuration of BIRD on the external host. BIRD writes the routes that it learns by BGP to the
+/// kernel.
 const ROUTER: &str = "
 router id 172.35.0.9;
 protocol device { scan time 1; }
@@ -38,9 +39,8 @@ protocol bgp peer {
     ipv4 { import all; export none; };
 }
 ";
-/// Perl program that answers ARP requests for an address with the MAC address of `eth0`, as
-/// MetalLB's speaker does. Its arguments are the address, the MAC address, and the number of the
-/// interface.
+/// Perl program that answers ARP requests for an address as MetalLB's speaker does. Its arguments
+/// are the address, the MAC address for its replies, and the interface's index.
 const SPEAKER_OF_ARP: &str = r#"
 my ($address, $mac, $index) = @ARGV;
 ($address, $mac) = (pack("C4", split(/\./, $address)), pack("H12", $mac =~ tr/://dr));
@@ -55,8 +55,7 @@ while (defined recv($socket, my $frame, 2048, 0)) {
 }
 "#;
 
-/// Address in the network of the nodes. Only the Perl program answers ARP requests for this
-/// address.
+/// Service address in the nodes' network, for which only the Perl program answers ARP requests.
 const IN_LAN: &str = "172.35.0.200";
 
 pub(crate) fn services_are_reached_by_announced_addresses(c: &mut Cluster) -> Outcome {
@@ -110,8 +109,8 @@ pub(crate) fn services_are_reached_by_announced_addresses(c: &mut Cluster) -> Ou
         let answer = c.outside.ask_tcp(at("192.0.2.11:80"), SOON)?;
         let seen = (answer.who.as_str(), answer.seen_source.ip().to_string());
         ensure!(seen == ("near", "172.35.0.9".to_owned()), "{seen:?}");
-        // The link `kube-ipvs0` has the Service addresses. Because this link is down, BIRD
-        // announces none of its addresses by itself.
+        // `kube-ipvs0` has the Service addresses, but is down. BIRD therefore announces none of
+        // them by itself.
         if form.name == "ipvs, upstream's shim" {
             let link = c.sh("ip address show dev kube-ipvs0")?;
             ensure!(link.contains("10.96.0.10/32"), "{link}");

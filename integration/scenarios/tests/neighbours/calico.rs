@@ -12,8 +12,8 @@ use scenarios::{Cluster, Outcome, Service, at, tally, tcp};
 
 use super::{EXACT, Form, in_modes, policed_services, policies_hold};
 
-/// Script that turns the pods `near`, `client` and `other` into Calico's pods. The node has no
-/// bridge to such a pod, but a separate interface `cali…` and a route.
+/// Script that turns the pods `near`, `client` and `other` into Calico pods: instead of a bridge,
+/// each has its own interface `cali…` and route on the node.
 const PODS: &str = "
     for pair in port2:near:10 port4:client:99 port6:other:98; do
         IFS=: read -r port pod last <<.
@@ -31,7 +31,8 @@ $pair
     done
 ";
 
-/// Script that adds the rules of Felix's iptables data plane. Pod `near` admits only `client`.
+/// Script that adds the rules of Felix's iptables data plane. Its policy allows only `client` to
+/// reach the pod `near`.
 const IPTABLES: &str = "
     ipset create cali40this-host hash:ip; ipset add cali40this-host 172.35.0.100; ipset add cali40this-host 10.244.1.1
     ipset add cali40this-host 127.0.0.1
@@ -121,9 +122,8 @@ $t
     done
 ";
 
-/// Script that moves the jumps to Felix's chains to the front. Felix does so when it finds other
-/// rules before its jumps. Our kube-proxy, like upstream's kube-proxy, moves its own jumps to the
-/// front only when they are missing.
+/// Script that moves the jumps to Felix's chains to the front, as Felix does when other rules
+/// precede them. kube-proxy moves its own jumps to the front only when they are missing.
 const REFRESH: &str = "
     for t in iptables-$backend ip6tables-$backend; do
         for chain in INPUT FORWARD OUTPUT; do $t -D $chain -j cali-$chain; $t -I $chain -j cali-$chain; done
@@ -136,7 +136,8 @@ const FIRST: &str = "
         $t -t nat -S POSTROUTING 1
     done";
 
-/// Script that adds the rules of Felix's nftables data plane. Pod `near` admits only `client`.
+/// Script that adds the rules of Felix's nftables data plane. Its policy allows only `client` to
+/// reach the pod `near`.
 const NFTABLES: &str = "
     while read -r f v allowed pool hosts; do nft -f - <<.
 table $f calico {
@@ -247,11 +248,11 @@ ip6 6 fd44:1::99 fd44::/16 fd35::100, fd44:1::1
 struct DataPlane {
     /// Script that adds the rules of this data plane.
     rules: &'static str,
-    /// Chain that the warning of exact semantics names.
+    /// Name of the chain in the daemon's warning about exact semantics.
     chain: &'static str,
-    /// Script that runs after each start of kube-proxy.
+    /// Script with Felix's repair of its jumps, which runs after each start of kube-proxy.
     refresh: &'static str,
-    /// Script that prints the first rule of each chain that Felix shares with other programs.
+    /// Script that prints the first rule of each chain that Felix and kube-proxy share.
     first: &'static str,
 }
 
@@ -262,7 +263,7 @@ const IN_IPTABLES: DataPlane = DataPlane {
     first: FIRST,
 };
 
-/// Felix's nftables data plane, which shares no chain with other programs.
+/// Felix's nftables data plane, which has its own tables and no shared chain.
 const IN_NFTABLES: DataPlane = DataPlane {
     rules: NFTABLES,
     chain: "filter-INPUT",
@@ -284,7 +285,7 @@ pub(crate) fn network_policies_of_calico_in_nftables_apply_to_services(c: &mut C
     is_warned(c, &IN_NFTABLES)
 }
 
-/// Checks that the daemon logs the same warning at its start as `kube-proxy check`.
+/// Checks that `kube-proxy check` and the daemon at its start print the same warning.
 fn is_warned(c: &mut Cluster, felix: &DataPlane) -> Outcome {
     c.launch(&[
         "--proxy-mode=ipvs",
@@ -305,7 +306,7 @@ fn policies_apply(c: &mut Cluster, felix: &DataPlane, is_chosen: fn(&Form) -> bo
     c.sh(PODS)?;
     c.sh(felix.rules)?;
     policed_services(c)?;
-    // Adds a Service whose endpoints admit every client.
+    // Adds the Service `open`, whose endpoints no policy restricts.
     c.client.serve_tcp(8080)?;
     let open = Service::new("open", "10.96.0.13")
         .port(tcp(80, 8080).node_port(30083))
@@ -320,15 +321,14 @@ fn policies_apply(c: &mut Cluster, felix: &DataPlane, is_chosen: fn(&Form) -> bo
             first.lines().all(|line| line.contains("-j cali-")),
             "{first}"
         );
-        // The lean shim marks packets in table mangle, before Felix's rules. Felix then adds its
-        // bits to the mark. IPVS therefore finds no virtual server for the changed mark
-        // (docs/neighbours.md).
+        // The lean shim marks packets in table mangle, before Felix's rules add their own bits to
+        // the mark. IPVS then finds no virtual server for the changed mark (docs/neighbours.md).
         let has_conflict = form.name == "ipvs, exact, lean shim";
         let checked = c.check(form.flags)?;
         ensure!(checked.contains(felix.chain) == has_conflict, "{checked}");
         if !has_conflict {
-            // Clients outside the cluster reach only the endpoint on this node. The endpoint sees
-            // the client's own address.
+            // Clients outside the cluster reach only the endpoint on node1, which sees their own
+            // addresses.
             let answers = tally(&c.outside, Transport::Tcp, at("192.0.2.13:80"), 4)?;
             let answers: Vec<_> = answers.keys().collect();
             ensure!(answers == ["client from 172.35.0.9"], "{answers:?}");

@@ -1,14 +1,15 @@
-//! Tests a node with kube-router as network plug-in and for network policies, but without its
-//! service proxy.
+//! Tests a node with kube-router as network plug-in and for network policies. kube-router's service
+//! proxy is off.
 //!
-//! The names of kube-router's chains begin with `KUBE-`, like those of kube-proxy's chains.
+//! Like kube-proxy's chains, kube-router's chains have names that begin with `KUBE-`.
 
 use lab::Place;
 use scenarios::{Cluster, Outcome};
 
 use super::{Form, in_each_mode, policed_services, policies_hold};
 
-/// Script that adds kube-router's sets and rules. Pod `near` admits only `client`.
+/// Script that adds kube-router's ipsets and rules. Its policy allows only `client` to reach the
+/// pod `near`.
 const KUBE_ROUTER: &str = "
     for t in ip::10.244.1:10.96.0.0/12 ip6:inet6=:fd44-1-:fd96--/112; do
         IFS=: read -r ip prefix pods vips <<.

@@ -5,9 +5,9 @@
 //! the rules, sets, addresses and virtual servers of such a program. Of these programs, only
 //! keepalived and BIRD run.
 //!
-//! Each test runs kube-proxy in one mode after another. In each mode, the test sends packets, and
-//! checks that the other program's state is still there. At the end, `--cleanup` must restore
-//! exactly the state from before the first start.
+//! Each test runs kube-proxy in one mode after another. In each mode, it sends packets, and checks
+//! that the other program's state still exists. At the end, `--cleanup` must restore exactly the
+//! state from before the first start.
 
 mod announcers;
 mod calico;
@@ -35,16 +35,16 @@ fn main() {
     tell(&stories, LIMIT)
 }
 
-/// Returns true if the tests use iptables-nft, which the lab's kernel must support.
+/// Returns true if the lab's kernel supports iptables-nft, which the tests then use.
 pub(crate) fn has_nft() -> bool {
     lab::iptables_backend() == "nft"
 }
 
-/// The Node object, which nftables mode needs for node ports.
+/// Manifest of the Node object, whose addresses serve node ports in nftables mode.
 pub(crate) const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, status: {addresses: [\
                     {type: InternalIP, address: 172.35.0.100}, {type: InternalIP, address: 'fd35::100'}]}}";
 
-/// A mode, and the flags that select it.
+/// A mode with its name, its flags, and its need for nf_tables.
 #[derive(Debug)]
 pub(crate) struct Form {
     pub(crate) name: &'static str,
@@ -97,8 +97,7 @@ const FORMS: [Form; 6] = [
     },
 ];
 
-/// Flags that make several resyncs happen during a test, and that shorten the drain when IPVS mode
-/// ends.
+/// Flags for several resyncs during a test, and for a short drain when IPVS mode ends.
 const FLAGS: [&str; 3] = [
     "--iptables-sync-period=2s",
     "--ipvs-sync-period=2s",
@@ -106,8 +105,8 @@ const FLAGS: [&str; 3] = [
 ];
 
 /// Script that prints the kernel state that kube-proxy shares with other programs. It omits
-/// counters, hash seeds, header lines of tables, and the chain KUBE-FIREWALL, which the kubelet
-/// also uses.
+/// counters, hash seeds, header lines of tables, and the chain KUBE-FIREWALL, which also belongs to
+/// the kubelet.
 const STATE: &str = "
     for t in iptables ip6tables; do $t-$backend-save | sed \"s/^/$t /\"; done |
         sed -E 's/ \\[[0-9]+:[0-9]+\\]$//' | grep -vE '^ip6?tables (#|COMMIT|\\*|:[A-Z]+ ACCEPT)|KUBE-FIREWALL' || true
@@ -129,8 +128,8 @@ fn state(c: &Cluster) -> Result<Vec<String>> {
     Ok(lines.filter(|line| !line.is_empty()).collect())
 }
 
-/// Runs kube-proxy beside another program, in each mode that the lab's kernel supports. See
-/// [`in_modes`].
+/// Runs kube-proxy beside another program, in each mode that the lab's kernel supports. For the
+/// arguments, see [`in_modes`].
 pub(crate) fn in_each_mode(
     c: &mut Cluster,
     refresh: &str,
@@ -139,9 +138,9 @@ pub(crate) fn in_each_mode(
     in_modes(c, |_| true, refresh, packets)
 }
 
-/// Runs kube-proxy in each chosen mode beside another program. `refresh` is a script with which the
-/// other program repairs its state after a start of kube-proxy. `packets` checks the traffic in a
-/// mode.
+/// Runs kube-proxy in each chosen mode beside another program. The script `refresh` repairs the
+/// other program's state after each start of kube-proxy, as that program would. `packets` checks
+/// the traffic in a mode.
 pub(crate) fn in_modes(
     c: &mut Cluster,
     is_chosen: impl Fn(&Form) -> bool,
@@ -170,8 +169,7 @@ pub(crate) fn in_modes(
     Ok(())
 }
 
-/// Checks that each line of the state `before` still exists, and that the lines have the same
-/// order.
+/// Checks that all lines of the state `before` still exist, in the same order.
 fn stays(c: &Cluster, before: &[String]) -> Outcome {
     let now = state(c)?;
     let mut rest = now.iter();
@@ -185,11 +183,11 @@ fn stays(c: &Cluster, before: &[String]) -> Outcome {
     Ok(())
 }
 
-/// Timeout after which a request counts as denied.
+/// Timeout of a request. A request without a reply counts as denied.
 const DENIED_AFTER: Duration = Duration::from_millis(900);
 
-/// Adds Services with two endpoints. A network policy applies to the endpoint on this node (the pod
-/// `near`).
+/// Adds Services with two endpoints. A network policy protects their endpoint on node1, the pod
+/// `near`.
 pub(crate) fn policed_services(c: &Cluster) -> Outcome {
     c.sh("ip route replace default via 172.35.0.9; ip -6 route replace default via fd35::9")?;
     c.write("node", NODE)?;
@@ -203,14 +201,14 @@ pub(crate) fn policed_services(c: &Cluster) -> Outcome {
         .spec("externalTrafficPolicy: Local")
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10");
     c.apply(&local)?;
-    // This endpoint is on another node, so no policy of this node applies to it.
+    // No network policy of node1 applies to this endpoint, which is on node2.
     let far = Service::new("far", "10.96.0.12 fd96::12")
         .port(tcp(80, 8080))
         .endpoints("10.244.2.10 fd44:2::10");
     c.apply(&far)
 }
 
-/// Checks that only `client` and the node reach the pod `near`, both directly and through Services.
+/// Checks that only `client` and the node reach the pod `near`, directly and through Services.
 pub(crate) fn policies_hold(c: &Cluster, other: &Place) -> Outcome {
     for (from, to) in [
         (&c.client, "10.96.0.10:80"),

@@ -1,5 +1,5 @@
-//! Tests a node with flannel (VXLAN), NodeLocal DNSCache, Istio (ambient mode, and a sidecar in a
-//! pod), kube-vip and a running keepalived. Another test uses Cilium's rules.
+//! Tests a node with flannel (VXLAN), NodeLocal DNSCache, Istio (ambient mode and sidecar),
+//! kube-vip and keepalived. Another test uses Cilium's rules.
 
 use std::fs;
 use std::time::Duration;
@@ -40,8 +40,8 @@ const FLANNEL_PEER: &str = "
     ip route replace 10.244.1.0/24 via 10.244.1.0 dev flannel.1 onlink
 ";
 
-/// Script that adds the address of NodeLocal DNSCache, and rules that keep the cache's connections
-/// out of conntrack.
+/// Script that adds NodeLocal DNSCache's address and its NOTRACK rules, which keep the cache's
+/// connections out of conntrack.
 const NODE_LOCAL_DNS: &str = "
     ip link add nodelocaldns type dummy; ip addr add 169.254.20.10/32 dev nodelocaldns
     for proto in tcp udp; do
@@ -52,8 +52,8 @@ const NODE_LOCAL_DNS: &str = "
         iptables-$backend -A OUTPUT -s 169.254.20.10/32 -p $proto --sport 53 -j ACCEPT
     done
 ";
-/// Commands with which NodeLocal DNSCache also listens at the DNS Service's address. The test runs
-/// these commands only in modes without IPVS.
+/// Commands for NodeLocal DNSCache to also serve the DNS Service's address. The test runs them only
+/// in modes without IPVS.
 const TAKE_DNS: &str = "
     ip addr $do 10.96.0.53/32 dev nodelocaldns
     iptables-$backend -t raw $rule PREROUTING -d 10.96.0.53/32 -p tcp --dport 53 -j NOTRACK
@@ -70,8 +70,7 @@ const ISTIO: &str = "
         -m set --match-set istio-inpod-probes-v4 dst -j SNAT --to-source 169.254.7.127
     iptables-$backend -t nat -I POSTROUTING -j ISTIO_POSTRT
 ";
-/// Script with the rules of a sidecar in its pod. The rules redirect incoming connections to port
-/// 15006.
+/// Script with a sidecar's rules in its pod, which redirect incoming connections to port 15006.
 const SIDECAR: &str = "
     x=iptables-$backend
     for chain in ISTIO_INBOUND ISTIO_IN_REDIRECT; do $x -t nat -N $chain; done
@@ -81,15 +80,15 @@ const SIDECAR: &str = "
     $x -t nat -A ISTIO_IN_REDIRECT -p tcp -j REDIRECT --to-ports 15006
 ";
 
-/// Script with kube-vip's address and load balancer for the control plane, and with the address of
-/// a Service that kube-vip announces.
+/// Script that adds kube-vip's address and load balancer of the control plane, and the address of a
+/// Service that kube-vip announces.
 const KUBE_VIP: &str = "
     ip addr add 192.0.2.61/32 dev eth0
     ipvsadm -A -t 192.0.2.61:6443 -s rr; ipvsadm -a -t 192.0.2.61:6443 -r 10.244.1.10:8080 -m
     ip addr add 192.0.2.10/32 dev eth0
 ";
 
-/// Configuration of keepalived with an address and a virtual server.
+/// Configuration of keepalived with one virtual address and one virtual server.
 const KEEPALIVED: &str = "
 global_defs { router_id node1 }
 vrrp_instance lab {
@@ -164,8 +163,8 @@ pub(crate) fn services_work_beside_programs_of_the_node(c: &mut Cluster) -> Outc
         c.client.ask_udp(at("10.96.0.53:53"), SOON)?;
         if !form.name.starts_with("ipvs") {
             c.sh(&format!("do=add rule=-A\n{TAKE_DNS}"))?;
-            // Waits, because the virtual server takes the packets before they reach the cache until
-            // its drain has ended.
+            // Until its drain has ended, the virtual server takes the packets before they reach the
+            // cache.
             c.until("the cache answers", || {
                 let dial = c.client.dial(Transport::Tcp, at("10.96.0.53:53"));
                 let answer = dial.timeout(Duration::from_millis(500)).ask();
@@ -179,7 +178,7 @@ pub(crate) fn services_work_beside_programs_of_the_node(c: &mut Cluster) -> Outc
     Ok(())
 }
 
-/// Script with the rules that Cilium adds without kube-proxy replacement. The test does not have
+/// Script that adds the iptables rules of a Cilium without kube-proxy replacement. The test lacks
 /// Cilium's eBPF programs.
 const CILIUM: &str = "
     ip link add cilium_host type veth peer name cilium_net

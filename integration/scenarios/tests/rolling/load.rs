@@ -10,7 +10,7 @@ use lab::{Failure, Place, http};
 
 use crate::web::SLOW_PATH;
 
-/// Lifetime of a client's connections, and the side that closes them.
+/// Behaviour of a client: the lifetime of its connections, and the side that closes them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ClientBehaviour {
     /// One connection per request, closed by the server. The client may reuse its port while IPVS
@@ -24,8 +24,8 @@ pub(crate) enum ClientBehaviour {
     Slow,
 }
 
-/// A client: its behaviour, the Service's address, the source ports that it uses one after another,
-/// and its pause between two requests.
+/// A client of the Service at `to`. It uses its source ports one after another, and pauses between
+/// two requests.
 #[derive(Debug, Clone)]
 pub(crate) struct Client {
     pub(crate) manner: ClientBehaviour,
@@ -35,7 +35,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Starts the client. The traffic report lists it under the name of its behaviour.
+    /// Starts the client in the background. The traffic report names it by its behaviour.
     pub(crate) fn start(self, traffic: &mut Traffic, place: &Place) {
         let mut ports = self.ports.clone().cycle();
         let mut kept: Option<TcpStream> = None;
@@ -51,8 +51,8 @@ impl Client {
         });
     }
 
-    /// Sends one request. Opens a connection if the client has none. Returns the response, and the
-    /// connection if the client can reuse it.
+    /// Sends one request on the connection `kept`, or on a new connection if this is `None`.
+    /// Returns the response, and the connection if the client can reuse it.
     fn ask(
         &self,
         kept: Option<TcpStream>,

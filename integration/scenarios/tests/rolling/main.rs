@@ -1,5 +1,5 @@
-//! Tests that no request fails while endpoints are removed and added under load. Further tests each
-//! cover one aspect of draining. [`scenarios::Cluster`] describes the nodes and pods.
+//! Tests that no request fails while endpoints are removed and added under load. Further tests
+//! cover single aspects of draining. [`scenarios::Cluster`] describes the nodes and pods.
 
 mod load;
 mod stories;

@@ -23,14 +23,14 @@ fn web(endpoints: &str) -> Service {
 }
 
 const BOTH: &str = "10.244.1.10 10.244.2.10";
-/// Timeout for a connection. TCP retransmits a lost SYN only later (after 1 s), so a lost SYN makes
-/// the connection fail.
+/// Timeout of a connection attempt, shorter than TCP's first retransmission (1 s). A lost SYN
+/// therefore makes the attempt fail.
 const AT_ONCE: Duration = Duration::from_millis(900);
 const ONLY_NEAR: &str = "10.244.1.10";
 const ONLY_FAR: &str = "10.244.2.10";
 
-/// Opens connections until the pod `who` replies. Resets all connections to other pods, so that
-/// IPVS forgets these connections after ten seconds.
+/// Opens connections until the pod `who` replies. Resets the other connections, which IPVS then
+/// keeps for only ten seconds.
 fn open_to(who: &str, dial: &Dial<'_>) -> Result<Connection> {
     for _ in 0..4 {
         let mut connection = dial.clone().reset_on_close().open()?;
@@ -50,8 +50,8 @@ pub(crate) fn an_endpoint_that_returns_during_a_restart_serves(c: &mut Cluster) 
     c.until_reals(SERVER, &format!("{NEAR}*1 {FAR}*0"))?;
     c.stop()?;
 
-    // The endpoint returns. Upstream left its destination at weight 0 (kubernetes/kubernetes#92019,
-    // kubernetes/kubernetes#108319).
+    // The endpoint returns. Upstream left its destination at weight 0 in this case
+    // (kubernetes/kubernetes#92019, kubernetes/kubernetes#108319).
     c.apply(&web(BOTH))?;
     c.start(&[])?;
     c.until_served(&web(BOTH))?;
@@ -115,7 +115,7 @@ pub(crate) fn a_deleted_service_refuses_new_connections(c: &mut Cluster) -> Outc
     c.start(&[])?;
     c.until_served(&web(BOTH))?;
     let mut kept = open_to("near", &c.outside.dial(Transport::Tcp, at(NODE_PORT)))?;
-    // When the Service is deleted, one of its endpoints already drains.
+    // One of the Service's endpoints drains while the Service is deleted.
     c.apply(&web(ONLY_FAR))?;
     c.until_reals(&format!("TCP {NODE_PORT}"), &format!("{NEAR}*0 {FAR}*1"))?;
     c.delete("web")?;
@@ -134,18 +134,18 @@ pub(crate) fn a_deleted_service_refuses_new_connections(c: &mut Cluster) -> Outc
             place.name()
         );
     }
-    // The node port is at the node's address, which stays on the node, so the node resets an open
-    // connection. At a removed address, the client gets an ICMP unreachable, which does not end a
-    // TCP connection.
+    // The node port's address stays on the node, so the node resets an open connection to it. At a
+    // removed address, the client gets an ICMP unreachable, which does not end a TCP connection.
     assert_eq!(kept.ask(), Err(Failure::Reset));
-    // Once the Service exists again, its address works immediately.
+    // When the Service exists again, its address must work immediately.
     c.apply(&web(BOTH))?;
     c.until_served(&web(BOTH))?;
     c.until_answered(&c.client, CLUSTER_IP)?;
     Ok(())
 }
 
-/// Returns the state and the destination of the IPVS connection from a client port on node1.
+/// Returns the state and destination of the IPVS connection from port `port` of the client pod, if
+/// any.
 fn entry_of(c: &Cluster, port: u16) -> Result<Option<(String, String)>> {
     let text = c.sh("ipvsadm -Lcn")?;
     let source = format!("10.244.1.99:{port}");
@@ -176,14 +176,14 @@ pub(crate) fn a_client_with_a_fixed_source_port_is_served(c: &mut Cluster) -> Ou
     c.until_served(&on(BOTH))?;
     let (near_at, far_at) = ("10.244.1.10:8081", "10.244.2.10:8081");
 
-    // Each case has three values: how the client's connection ends, the state that the connection
-    // then has in IPVS, and the time limit of the next connection.
+    // Each case has three values: the end of the client's first connection, the state that IPVS
+    // then keeps, and the time limit of the next connection.
     let after_one_syn = Duration::from_millis(2900);
     let ways = [
         (ConnectionEnd::ServerCloses, "TIME_WAIT", AT_ONCE),
         (ConnectionEnd::Reset, "CLOSE", AT_ONCE),
-        // The first SYN removes the entry of the previous connection in IPVS. Only the second SYN
-        // opens a new connection.
+        // The first SYN only ends the previous connection in IPVS, which drops the SYN. The second
+        // SYN opens a new connection.
         (ConnectionEnd::Silently, "ESTABLISHED", after_one_syn),
     ];
     for (going, state, limit) in ways {
@@ -223,19 +223,19 @@ pub(crate) fn a_client_with_a_fixed_source_port_is_served(c: &mut Cluster) -> Ou
 enum ConnectionEnd {
     ServerCloses,
     Reset,
-    /// The client sends no packet, as in a power failure.
+    /// The client's machine loses power, so it sends no further packet.
     Silently,
 }
 
-/// Sends one request from a source port on a new connection, which the server closes. Returns the
-/// name of the server.
+/// Sends one request from the client pod's port `port` on a new connection, which the server
+/// closes. Returns the server's name.
 fn ask(c: &Cluster, port: u16) -> Result<String> {
     let ask = || Ok(get(&mut connect(at(CLUSTER_IP), port, false)?, "/", true)?.0);
     Ok(c.client.enter(ask)?)
 }
 
-/// Sends one request from a source port, and then ends the connection as `going` specifies. Returns
-/// the name of the server.
+/// Sends one request from the client pod's port `port`, and then ends the connection as `going`
+/// says. Returns the server's name.
 fn ask_and_go(c: &Cluster, going: ConnectionEnd, port: u16) -> Result<String> {
     if matches!(going, ConnectionEnd::ServerCloses) {
         return ask(c, port);
@@ -281,11 +281,11 @@ pub(crate) fn a_client_with_affinity_moves_from_a_draining_endpoint(c: &mut Clus
     };
     c.apply(&sticky(left))?;
     c.until_reals(SERVER, &drains)?;
-    // The first endpoint is removed. Affinity must not send new connections to this endpoint
-    // (kubernetes/kubernetes#81587), but open connections stay with it.
+    // After the first endpoint is removed, affinity must not send new connections to it
+    // (kubernetes/kubernetes#81587). Open connections stay there.
     assert_eq!(answers(c)?, all_from(second));
     assert_eq!(kept.ask()?.who, first);
-    // The first endpoint is back, but the client now has affinity to the second endpoint.
+    // The first endpoint is back, but the client's affinity is now to the second endpoint.
     c.apply(&sticky(BOTH))?;
     c.until_served(&sticky(BOTH))?;
     assert_eq!(answers(c)?, all_from(second));
@@ -317,7 +317,7 @@ pub(crate) fn a_drain_ends_at_its_configured_limit(c: &mut Cluster) -> Outcome {
         served > limit * 2 / 3 && took < limit + Duration::from_secs(2),
         "{served:?} {took:?}"
     );
-    // At the end of the drain, clients with open connections get a reset instead of a timeout.
+    // At the end of the drain, open connections get a reset instead of timing out.
     for (of, connection) in [("client", &mut kept), ("outside", &mut outside)] {
         let failure = connection
             .ask()

@@ -1,4 +1,4 @@
-//! A continuous rolling update under load. The update replaces every endpoint, one after another.
+//! A continuous rolling update under load, which replaces all endpoints one after another.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -12,12 +12,12 @@ use scenarios::{ApiServer, Cluster, Outcome, at};
 use crate::load::{Client, ClientBehaviour};
 use crate::web::{SLOW, Web};
 
-/// Number of pods that serve at a time.
+/// Number of pods that serve at the same time.
 const PODS: usize = 4;
-/// Time after which a terminating pod must get no new connection. It includes up to a second in
-/// which the daemon collects changes before it applies them.
+/// Time after which a terminating pod must get no new connection. It includes the second for which
+/// the daemon may collect changes.
 const SETTLED: Duration = Duration::from_secs(2);
-/// Timeout for the shutdown of a pod after its removal from the EndpointSlice.
+/// Maximum time for a pod to finish its connections, after its removal from the EndpointSlice.
 const GRACE: Duration = Duration::from_secs(5);
 const CLUSTER_IP: &str = "10.96.0.10:80";
 const NODE_PORT: &str = "172.35.0.100:30080";
@@ -31,7 +31,7 @@ struct Pod {
     web: Web,
 }
 
-/// The Service `web` and its pods. A new pod gets the address that has been free for longest.
+/// The Service `web` with its pods. A new pod gets the address that has been free for longest.
 #[derive(Debug)]
 struct Rollout {
     api: ApiServer,
@@ -57,7 +57,7 @@ impl Rollout {
         }
     }
 
-    /// Starts another pod, which serves but is not an endpoint yet.
+    /// Starts a pod that serves, but that is not an endpoint yet.
     fn pod(&mut self, c: &mut Cluster) -> Result<Pod> {
         let (node, addresses) = self
             .free
@@ -77,7 +77,8 @@ impl Rollout {
         })
     }
 
-    /// Replaces the oldest pod by a new pod. Both pods go through all steps of their lifecycle.
+    /// Replaces the oldest pod with a new pod, in the steps of a rolling update: ready,
+    /// terminating, gone.
     fn replace(&mut self, c: &mut Cluster) -> Result<()> {
         let new = self.pod(c)?;
         let old = self.pods.pop_front().context("there are no pods")?;
@@ -114,7 +115,8 @@ impl Rollout {
         Ok(())
     }
 
-    /// Publishes an EndpointSlice with the ready pods and the terminating pod, which still serves.
+    /// Publishes an EndpointSlice with the ready pods and, if given, a terminating pod that still
+    /// serves.
     fn publish(&self, going: Option<&Pod>) -> Result<()> {
         let mut slice = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\n\
              metadata: {name: web-1, namespace: default, labels: {kubernetes.io/service-name: web}}\n\
@@ -177,7 +179,7 @@ pub(crate) fn a_rolling_update_fails_no_request(c: &mut Cluster) -> Outcome {
         rollout.pods.push_back(pod);
     }
     rollout.publish(None)?;
-    // Upstream's default minimum interval between two syncs.
+    // One second is the default of upstream's `--ipvs-min-sync-period`.
     c.launch_on(&rollout.api, &["--ipvs-min-sync-period=1s"])?;
     c.await_first_sync()?;
 

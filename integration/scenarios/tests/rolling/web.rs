@@ -1,5 +1,5 @@
-//! A web server in a pod with a graceful shutdown. The server finishes open requests, and then
-//! closes its connections.
+//! A web server in a pod with a graceful shutdown: it finishes open requests, and then closes its
+//! connections.
 //!
 //! ```text
 //!   serves ── leave() ──▶ responds with       ── end() ──▶ waits for the last connection,
@@ -17,16 +17,16 @@ use anyhow::Result;
 use lab::Place;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
-/// Path of a request whose response takes the time [`SLOW`].
+/// Path of a request that the server answers after the time [`SLOW`].
 pub(crate) const SLOW_PATH: &str = "/slow";
 /// Time that the response to [`SLOW_PATH`] takes.
 pub(crate) const SLOW: Duration = Duration::from_secs(1);
-/// Interval between two checks in a waiting thread.
+/// Pause between two checks of a waiting thread.
 const GLANCE: Duration = Duration::from_millis(100);
-/// Time without a new connection after which the server expects no further connection.
+/// Time without connections after which the server expects no further connection.
 const QUIET: Duration = Duration::from_millis(300);
 
-/// The server. Dropping it cuts its open connections.
+/// A running web server. Dropping it cuts its open connections.
 #[derive(Debug)]
 pub(crate) struct Web {
     state: Arc<PodState>,
@@ -43,7 +43,7 @@ struct PodState {
 }
 
 impl Web {
-    /// Serves HTTP in a pod. Each response is the pod's name.
+    /// Serves HTTP on a port of a pod. The body of each response is the pod's name.
     pub(crate) fn serve(place: &Place, port: u16) -> Result<Self> {
         let listener = place.enter(|| {
             let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))?;
@@ -74,19 +74,18 @@ impl Web {
         })
     }
 
-    /// Begins the shutdown: closes each connection after its next response.
+    /// Begins the shutdown: each connection ends with its next response.
     pub(crate) fn leave(&self) {
         self.state.is_leaving.store(true, Ordering::SeqCst);
     }
 
-    /// Returns the number of accepted connections.
+    /// Returns the number of connections that the server has accepted.
     pub(crate) fn accepted(&self) -> usize {
         self.state.accepted.load(Ordering::SeqCst)
     }
 
-    /// Waits until all connections are closed and no new connection arrives, but at most for
-    /// `grace`. Then stops the server. Returns the number of connections that the server had to
-    /// cut.
+    /// Waits until no connection is open and no new connection arrives, but at most for `grace`.
+    /// Then stops the server. Returns the number of connections that it had to cut.
     pub(crate) fn end(mut self, grace: Duration) -> usize {
         let deadline = Instant::now() + grace;
         let mut seen = (self.accepted(), Instant::now());
@@ -124,7 +123,7 @@ impl PodState {
         self.open.fetch_add(1, Ordering::SeqCst);
         let state = Arc::clone(self);
         let serve = move || {
-            // Ignores the error, because the client counts a broken connection as a failure.
+            // Ignores the error, because the client itself reports a broken connection.
             let _ = state.serve_connection(socket);
             state.open.fetch_sub(1, Ordering::SeqCst);
         };

@@ -1,4 +1,4 @@
-//! Tests changes of the node's addresses.
+//! Tests node ports and Services while addresses are added to the node and removed from it.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use anyhow::Result;
 use lab::{Transport, less_stalls};
 use scenarios::{Cluster, Outcome, Service, ask_json, at, sctp, tally, tcp, udp};
 
-/// Time limit for node ports to follow an added or removed address of the node. The limit includes
-/// a second, after which a client repeats a first packet that was too early.
+/// Time limit for node ports to follow a change of the node's addresses. It includes the second
+/// after which a client repeats a SYN that was too early.
 const FOLLOWED_WITHIN: Duration = Duration::from_secs(3);
 
 pub(crate) fn node_ports_follow_the_node_addresses(c: &mut Cluster) -> Outcome {
@@ -59,20 +59,20 @@ pub(crate) fn node_ports_at_added_node_addresses_have_exact_semantics(c: &mut Cl
         let added = less_stalls(|| c.until_answered(&c.outside, to))?;
         assert!(added < FOLLOWED_WITHIN, "{to}: added after {added:?}");
         let pods = |from| Ok::<_, anyhow::Error>(tally(from, Transport::Tcp, at(to), times)?.len());
-        // Clients outside the cluster reach only the endpoint on this node. Pods reach both
+        // Clients outside the cluster reach only the endpoint on node1, and pods reach both
         // endpoints.
         assert_eq!((pods(&c.outside)?, pods(&c.client)?), (1, 2), "{to}");
         asked += 2 * times;
     }
     // IPVS counts connections by a firewall mark separately, but the daemon adds them to the
-    // Service's number. The kernel updates its counters every two seconds.
+    // Service's number. IPVS updates its counters only every two seconds.
     c.until("all connections are counted", || {
         let (_, one) = ask_json(c, &["services", "default/web"])?;
         let count = one.pointer("/ports/0/counters/connections");
         let count = count.and_then(serde_json::Value::as_u64);
         Ok(count.is_some_and(|count| count >= asked as u64))
     })?;
-    // An address outside of --nodeport-addresses serves no node port.
+    // At an address outside of --nodeport-addresses, node ports refuse connections.
     c.refuses(&c.client, "10.244.1.1:30080")
 }
 
@@ -90,8 +90,8 @@ pub(crate) fn node_ports_at_a_moved_address_are_removed(c: &mut Cluster) -> Outc
         assert_eq!(servers_at(c, address)?, 3, "node ports at {address}");
     }
     c.stop()?;
-    // The addresses move to another node. Another program has virtual servers with the ports 30080
-    // (TCP) and 30053 (UDP).
+    // While no daemon runs, the addresses leave the node. Another program has virtual servers with
+    // the port numbers of two node ports.
     c.sh(
         "ip address del 172.35.0.150/24 dev eth0; ip address del fd35::150/64 dev eth0
         ipvsadm -A -t 198.51.100.7:30080 -s rr; ipvsadm -a -t 198.51.100.7:30080 -r 10.244.1.10:8080 -m

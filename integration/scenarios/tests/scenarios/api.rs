@@ -1,12 +1,12 @@
-//! Tests the daemon with an API server as its source of objects: lists, watches, an unreachable
-//! server, invalid responses.
+//! Tests the daemon with an API server as its source: lists, watches, an unreachable server, and
+//! invalid responses.
 
 use std::time::Duration;
 
 use scenarios::{Cluster, Outcome, Service, at, tcp};
 
-/// Time that a test waits for the daemon to reconnect. After several failures, the daemon waits
-/// some seconds before its next attempt.
+/// Timeout for the daemon to reconnect. After several failures, its next attempt is some seconds
+/// away.
 const BACK_OFF: Duration = Duration::from_secs(40);
 
 fn web() -> Service {
@@ -43,7 +43,8 @@ pub(crate) fn services_from_cached_lists_are_served(c: &mut Cluster) -> Outcome 
     Ok(())
 }
 
-/// Runs the daemon with an API server. Returns the requests that the server received.
+/// Runs the daemon with an API server through changes of Services. Returns the requests that the
+/// server received.
 fn served_from_an_api_server(c: &mut Cluster, flags: &[&str]) -> anyhow::Result<Vec<String>> {
     let mut api = c.api_server(true)?;
     api.apply(&web())?;
@@ -91,8 +92,7 @@ pub(crate) fn an_api_server_that_starts_later_is_awaited(c: &mut Cluster) -> Out
     c.await_first_sync()?;
     c.until_served(&web())?;
 
-    // Restarts the daemon while the API server is stopped. The restart must not change the kernel's
-    // state.
+    // Restarts the daemon while the API server is down. This must change nothing in the kernel.
     let before = c.state()?;
     c.stop()?;
     api.stop();
@@ -122,8 +122,8 @@ pub(crate) fn services_stay_while_the_api_server_is_unreachable(c: &mut Cluster)
     let moved = web().endpoints("10.244.2.10");
     api.apply(&moved)?;
     api.delete_service("dns")?;
-    // After the compaction, the reconnecting daemon cannot resume its watch. The daemon must learn
-    // of the deletions from a new list.
+    // Because of the compaction, the daemon cannot resume its watch when it reconnects. It must
+    // find the deletions in a new list.
     api.compact();
     c.until_served(&web())?;
     c.until_served(&dns())?;

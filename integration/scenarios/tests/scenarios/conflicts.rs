@@ -1,4 +1,4 @@
-//! Tests two Services that claim the same address and port.
+//! Tests two Services that claim the same external IP and port.
 
 use lab::Transport;
 use scenarios::{Cluster, Outcome, Service, at, tally, tcp};
@@ -28,7 +28,7 @@ pub(crate) fn the_older_service_wins_a_shared_address(c: &mut Cluster) -> Outcom
         Ok(())
     };
     answers("near", c)?;
-    // Each Service keeps the ports that only this Service claims.
+    // Each Service keeps the addresses and ports that no other Service claims.
     assert_eq!(
         c.client.ask_tcp(at("10.96.0.11:80"), scenarios::SOON)?.who,
         "far"

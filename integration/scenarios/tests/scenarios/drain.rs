@@ -1,4 +1,4 @@
-//! Tests the removal of endpoints while connections to them are open.
+//! Tests the removal of endpoints that have open connections.
 #![allow(
     clippy::indexing_slicing,
     reason = "what an object has not is null; a story stops at the first surprise"
@@ -12,8 +12,8 @@ use scenarios::{Cluster, Outcome, Service, Tally, ask, ask_json, at, tally, tcp,
 
 const CLUSTER_IP: &str = "10.96.0.10:80";
 
-/// Opens a connection to the pod `who`. All connections of this function end with a reset, because
-/// IPVS keeps a regularly closed connection for two minutes.
+/// Opens a connection from `from` to the pod `who`. Its end is a reset, because IPVS keeps a
+/// regularly closed connection for two minutes.
 fn open_to(who: &str, from: &Place, transport: Transport) -> anyhow::Result<Connection> {
     for _ in 0..4 {
         let mut connection = from
@@ -27,7 +27,8 @@ fn open_to(who: &str, from: &Place, transport: Transport) -> anyhow::Result<Conn
     anyhow::bail!("{who} does not answer")
 }
 
-/// Checks that `kube-proxy services` lists the removed endpoint as draining.
+/// Checks that `kube-proxy services` lists the removed endpoint as draining, with one open
+/// connection.
 fn reports_the_drain(c: &Cluster) -> Outcome {
     let (code, one) = ask_json(c, &["services", "default/web"])?;
     ensure!(code == 0, "{code} {one}");
@@ -86,8 +87,8 @@ pub(crate) fn an_open_connection_of_a_removed_endpoint_continues(c: &mut Cluster
     );
     reports_the_drain(c)?;
 
-    // The endpoint returns while its connection is open. The test then removes the endpoint again,
-    // and restarts the daemon.
+    // Adds the endpoint while its connection is open, removes it again, and restarts the daemon.
+    // The drain must continue.
     c.apply(&web)?;
     c.until_served(&web)?;
     assert_eq!(kept.ask()?.who, "far");
@@ -102,7 +103,7 @@ pub(crate) fn an_open_connection_of_a_removed_endpoint_continues(c: &mut Cluster
     assert_eq!(kept.ask()?.who, "far");
     reports_the_drain(c)?;
 
-    // IPVS keeps a reset connection for ten seconds. The daemon checks draining destinations at
+    // IPVS keeps a reset connection for ten seconds, and the daemon checks draining destinations at
     // least every eight seconds.
     drop(kept);
     let closed = Instant::now();
@@ -138,16 +139,16 @@ pub(crate) fn udp_clients_of_a_removed_endpoint_move_to_a_remaining_endpoint_imm
     let moved = dns.endpoints(left);
     c.apply(&moved)?;
     c.until_served(&moved)?;
-    // The kernel may lose one datagram to the removed destination. The next datagram must reach the
-    // other endpoint.
+    // One datagram to the removed destination may be lost. The next one must reach the other
+    // endpoint.
     let answer = flow.ask().or_else(|_| flow.ask())?;
     assert_eq!(answer.who, next);
     Ok(())
 }
 
-/// Removes and adds one endpoint while the other endpoint stays. At the same time, adds and removes
-/// other Services.
-pub(crate) fn endpoint_changes_lose_no_udp_query(c: &mut Cluster) -> Outcome {
+/// Removes and adds one endpoint under TCP requests while the other endpoint stays. At the same
+/// time, adds and removes another Service.
+pub(crate) fn endpoint_changes_fail_no_tcp_request(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10").port(tcp(80, 8080).node_port(30080));
     let (both, near) = (
         web.clone().endpoints("10.244.1.10 10.244.2.10"),

@@ -1,4 +1,4 @@
-//! Tests the repair of entries that another program has changed.
+//! Tests that the daemon repairs entries that another program has changed.
 
 use std::time::{Duration, Instant};
 
@@ -30,11 +30,11 @@ pub(crate) fn a_resync_repairs_each_kind_of_damage(c: &mut Cluster) -> Outcome {
     c.until_served(&web)?;
     let whole = c.state()?;
     for damage in DAMAGE {
-        // Pauses the daemon, because it could repair the damage before the test sees the damage.
+        // Pauses the daemon, which could otherwise repair the damage before the test sees it.
         c.signal(Signal::STOP)?;
         c.sh(damage)?;
-        // Measures the time of a read of the state. A read starts a dozen programs, which is slow
-        // on a busy machine.
+        // Measures how long a read of the state takes. It starts a dozen programs, which is slow on
+        // a busy machine.
         let looked = Instant::now();
         assert_ne!(c.state()?, whole, "{damage} has damaged something");
         let look = looked.elapsed();
@@ -42,8 +42,8 @@ pub(crate) fn a_resync_repairs_each_kind_of_damage(c: &mut Cluster) -> Outcome {
         let took = c
             .until("it is repaired", || Ok(c.state()? == whole))
             .map_err(|error| error.context(damage))?;
-        // A repair starts as many programs as one read of the state. If a read comes too early, the
-        // test reads again. The limit therefore includes the time of three reads.
+        // A repair starts as many programs as a read of the state, and a read that comes too early
+        // is repeated. The limit therefore includes three reads.
         assert!(
             took < 3 * SYNC_PERIOD + 3 * look,
             "{damage}: repaired after {took:?}, and a look takes {look:?}"

@@ -1,4 +1,4 @@
-//! Tests that the daemon starts programs and writes state only if necessary.
+//! Tests that the daemon starts iptables programs and writes kernel entries only if necessary.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ pub(crate) fn endpoint_changes_start_no_program(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080).node_port(30080))
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10");
-    // This Service has an endpoint on this node, so the hairpin set always has a member. The
-    // hairpin set is for packets of a pod to itself.
+    // This Service has an endpoint on node1, so that the hairpin set always has a member. Changes
+    // of the other Services then do not change rules.
     let near = Service::new("near", "10.96.0.12 fd96::12")
         .port(tcp(80, 8081))
         .endpoints("10.244.1.10 fd44:1::10");
@@ -21,13 +21,13 @@ pub(crate) fn endpoint_changes_start_no_program(c: &mut Cluster) -> Outcome {
     let programs = Programs::record(c)?;
     c.start(&[])?;
     c.until_served(&web)?;
-    // The kernel has no rules yet. The daemon therefore does not read rules, and does not test the
-    // iptables backends by a write.
+    // The kernel has no rules, so the daemon neither reads rules nor tests the iptables backends by
+    // a write.
     let backend = lab::iptables_backend();
     let of_both = |verb: &str| [4, 6].map(|family| program(family, backend, verb));
     assert_eq!(sorted(programs.take()?), of_both("restore write"));
 
-    // The test replaces endpoints, and adds and removes a Service with only a cluster IP.
+    // Replaces endpoints, and adds and removes a Service with only a cluster IP.
     let moved = web.clone().endpoints("10.244.2.10 fd44:2::10");
     c.apply(&moved)?;
     c.until_served(&moved)?;
@@ -46,7 +46,7 @@ pub(crate) fn endpoint_changes_start_no_program(c: &mut Cluster) -> Outcome {
     std::thread::sleep(Duration::from_secs(2));
     assert_eq!(programs.take()?, [""; 0], "idle");
 
-    // The first external IP needs new rules. The second external IP needs only set members.
+    // The first external IP needs new rules, the second only set members.
     c.apply(&web.clone().external("192.0.2.20"))?;
     c.until("it is there", || {
         Ok(c.servers()?.contains_key("TCP 192.0.2.20:80"))
@@ -63,8 +63,8 @@ pub(crate) fn endpoint_changes_start_no_program(c: &mut Cluster) -> Outcome {
     c.stop()?;
     programs.take()?;
 
-    // If the kernel's state is right, a starting daemon reads the rules of each family once. The
-    // daemon reads the rules again only after another program has changed a rule.
+    // A starting daemon reads the rules of each family once. If they are right, it reads them again
+    // only after another program has changed a rule.
     c.start(&["--ipvs-sync-period=1s"])?;
     c.until_served(&web)?;
     std::thread::sleep(Duration::from_millis(2500));
@@ -72,8 +72,8 @@ pub(crate) fn endpoint_changes_start_no_program(c: &mut Cluster) -> Outcome {
     c.sh("iptables-$backend -N NOT-OURS")?;
     std::thread::sleep(Duration::from_millis(2500));
     let read = sorted(programs.take()?);
-    // With iptables-nft, a change of one family may make the daemon read the rules of both
-    // families, because all nftables tables share one generation number.
+    // With iptables-nft, a change of one family may make the daemon read both families' rules,
+    // because all nftables tables share one generation ID.
     let own = [program(4, backend, "save")];
     assert!(read == own || read == of_both("save"), "{read:?}");
     std::thread::sleep(Duration::from_millis(2500));
@@ -81,13 +81,13 @@ pub(crate) fn endpoint_changes_start_no_program(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Returns a program's name as [`Programs`] records it.
+/// Returns the call of an iptables program as [`Programs`] records it, such as `iptables-nft-save`.
 fn program(family: u8, backend: &str, verb: &str) -> String {
     let stem = if family == 4 { "iptables" } else { "ip6tables" };
     format!("{stem}-{backend}-{verb}")
 }
 
-/// Sorts the calls of programs, IPv4 first.
+/// Sorts calls of programs, IPv4 before IPv6.
 fn sorted(mut calls: Vec<String>) -> Vec<String> {
     calls.sort_unstable_by(|one, next| next.cmp(one));
     calls

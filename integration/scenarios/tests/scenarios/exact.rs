@@ -1,4 +1,4 @@
-//! Tests the rules and ipsets of `--ipvs-semantics=exact` with an iptables shim. The packet matrix
+//! Tests the iptables rules and ipsets of exact semantics with an iptables shim. The packet matrix
 //! tests the packets.
 
 use std::fs;
@@ -8,11 +8,12 @@ use scenarios::{Cluster, Outcome, Service, kube_proxy, tcp};
 
 const EXACT: &str = "--ipvs-semantics=exact";
 const LEAN: [&str; 2] = [EXACT, "--ipvs-shim=lean"];
-/// Script that prints the table mangle, and the sets of firewall marks. In IPVS mode, the daemon
-/// uses this table and these sets only with `--ipvs-semantics=exact`.
+/// Script that prints table mangle and the ipsets of firewall marks, which IPVS mode uses only with
+/// exact semantics.
 const MARKS: &str = "iptables-$backend-save -t mangle; ip6tables-$backend-save -t mangle; \
                      for set in KUBE-LOCAL-MARK KUBE-6-LOCAL-MARK; do ipset save $set || true; done";
-/// Script that adds rules of another program, which the script `FOREIGN` prints.
+/// Script that adds another program's rules to table mangle. The script [`FOREIGN`] prints this
+/// table.
 const ADD_FOREIGN: &str = "for t in iptables ip6tables; do $t-$backend -t mangle -N OTHER; \
                            $t-$backend -t mangle -A INPUT -m mark --mark 0x99 -j OTHER; done";
 const FOREIGN: &str = "iptables-$backend-save -t mangle; ip6tables-$backend-save -t mangle";
@@ -30,7 +31,7 @@ pub(crate) fn iptables_marks_are_adopted_repaired_and_removed(c: &mut Cluster) -
     for to in ["192.0.2.20:80", "[2001:db8::20]:80", "172.35.0.100:30080"] {
         c.until_answered(&c.outside, to)?;
     }
-    // With `--ipvs-semantics=exact`, node ports do not work at 127.0.0.1. The packet matrix lists
+    // With exact semantics, node ports refuse connections to 127.0.0.1. The packet matrix lists
     // this exception.
     c.refuses(&c.node1, "127.0.0.1:30080")?;
     let marks = c.sh(MARKS)?;
@@ -43,7 +44,7 @@ pub(crate) fn iptables_marks_are_adopted_repaired_and_removed(c: &mut Cluster) -
         ensure!(marks.contains(part), "no {part:?}:\n{marks}");
     }
 
-    // A restarted daemon adopts all entries, so it writes none.
+    // A restarted daemon adopts all entries and writes none.
     c.stop()?;
     let preview = c.check(&LEAN)?;
     ensure!(!preview.contains("KUBE-"), "{preview}");
@@ -53,7 +54,7 @@ pub(crate) fn iptables_marks_are_adopted_repaired_and_removed(c: &mut Cluster) -
         ensure!(line.contains("written=0"), "{line}");
     }
 
-    // Another program changes a firewall mark and a rule.
+    // While no daemon runs, another program changes a firewall mark and removes rules.
     c.stop()?;
     c.sh(
         "ipset -exist add KUBE-LOCAL-MARK 192.0.2.20,tcp:80 skbmark 0x7/0xff; \
@@ -62,7 +63,7 @@ pub(crate) fn iptables_marks_are_adopted_repaired_and_removed(c: &mut Cluster) -
     c.start(&LEAN)?;
     ensure!(same(&c.sh(MARKS)?) == same(&marks), "{}", c.sh(MARKS)?);
 
-    // `--ipvs-semantics=upstream` needs no rules in table mangle.
+    // Upstream's semantics need no rules in table mangle, so the daemon removes its rules.
     c.stop()?;
     c.start(&["--ipvs-shim=lean"])?;
     let left = c.sh(MARKS)?;
@@ -93,7 +94,7 @@ pub(crate) fn a_missing_iptables_extension_for_marks_is_reported(c: &mut Cluster
     let (bin, folder) = (c.folder().join("bin"), c.folder().join("xtables"));
     fs::create_dir_all(&bin)?;
     fs::create_dir_all(&folder)?;
-    // The iptables programs find their extensions in this directory, which lacks the extension SET.
+    // The iptables programs load extensions from this directory, which lacks the extension SET.
     c.sh(&format!(
         "cp -rs $(dirname $(find /usr/lib -name libxt_SET.so | head -n 1))/*.so {folder} && rm {folder}/libxt_SET.so; \
          for program in iptables-legacy-restore iptables-nft-restore; do printf '#!/bin/sh\\nXTABLES_LIBDIR={folder} exec %s \"$@\"\\n' \

@@ -1,4 +1,4 @@
-//! Tests that the daemon keeps the kernel state of other programs.
+//! Tests that the daemon keeps other programs' kernel state.
 
 use anyhow::{Context as _, ensure};
 use lab::Transport;
@@ -35,8 +35,8 @@ fn web() -> Service {
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10")
 }
 
-/// Returns a Service whose external address and port belong to another program. The other program
-/// serves them with another endpoint.
+/// Returns a Service whose external IP and port belong to another program's virtual server. That
+/// virtual server has another endpoint.
 fn taken() -> Service {
     Service::new("taken", "10.96.0.21")
         .port(tcp(80, 8080))
@@ -44,7 +44,7 @@ fn taken() -> Service {
         .endpoints("10.244.2.10")
 }
 
-/// Waits until the pod `who` replies to an external request at the taken address.
+/// Waits until the pod `who` replies to the external host at the taken address and port.
 fn until_answered_by(c: &Cluster, who: &str) -> Outcome {
     let ask = || c.outside.dial(Transport::Tcp, at("192.0.2.50:80"));
     let mut last = String::new();
@@ -84,8 +84,8 @@ pub(crate) fn foreign_kernel_state_stays(c: &mut Cluster) -> Outcome {
     c.start(&flags)?;
     c.until_served(&web())?;
     remains(c, "the first sync")?;
-    // The other ports of the Service work. At the address and port of the other program, clients
-    // reach that program's endpoint.
+    // The Service works at its other addresses. At the taken address, clients still reach the other
+    // program's endpoint.
     c.until_answered(&c.client, "10.96.0.21:80")?;
     until_answered_by(c, "near")?;
     let said = c.said();

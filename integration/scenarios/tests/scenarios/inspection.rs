@@ -1,4 +1,4 @@
-//! Compares `kube-proxy status` and `kube-proxy services` with the kernel's state.
+//! Compares the output of `kube-proxy status` and `kube-proxy services` with the kernel's state.
 #![allow(
     clippy::indexing_slicing,
     reason = "what an object has not is null; a story stops at the first surprise"
@@ -53,7 +53,7 @@ pub(crate) fn the_api_reports_the_kernels_state(c: &mut Cluster) -> Outcome {
     for _ in 0..4 {
         c.client.ask_tcp(at("10.96.0.10:80"), SOON)?;
     }
-    // The kernel updates its counters every two seconds, so the test waits.
+    // Waits, because IPVS updates its counters only every two seconds.
     c.until("connections are told", || {
         let (_, one) = ask_json(c, &["services", "default/web"])?;
         Ok(one["ports"][0]["counters"]["connections"] == 4)
@@ -111,7 +111,7 @@ pub(crate) fn the_api_reports_the_kernels_state(c: &mut Cluster) -> Outcome {
     let (code, _) = ask(c, &["services", "--nonsense"])?;
     ensure!(code == 2, "wrong usage: {code}");
 
-    // The HTTP endpoints at the metrics address require a Host header that names this node.
+    // At the metrics address, `/api/v1` requires a Host header that names this node.
     let (code, text) = get(&c.node1, METRICS, "/api/v1/status")?;
     ensure!(code == 403 && text.contains("localhost"), "{code} {text}");
     rules_of_others_are_quoted_to_root_alone(c)?;
@@ -127,8 +127,8 @@ pub(crate) fn the_api_reports_the_kernels_state(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// kube-proxy quotes rules of other programs only to root. Only root may use the daemon's local
-/// socket, but every user of the node may use the metrics address.
+/// kube-proxy quotes other programs' rules only to root. Only root may use the daemon's local
+/// socket, but every local user may use the metrics address.
 fn rules_of_others_are_quoted_to_root_alone(c: &Cluster) -> Outcome {
     let rule = "INPUT -p tcp --dport 80 -m comment --comment of-others -j DROP";
     let program = format!("iptables-{}", lab::iptables_backend());
@@ -159,8 +159,8 @@ fn rules_of_others_are_quoted_to_root_alone(c: &Cluster) -> Outcome {
     Ok(())
 }
 
-/// A load balancer probes a node port, with the Service's address as its source address. In IPVS
-/// mode, this address is local to the node, so the kernel drops the probes.
+/// A load balancer probes a node port, with a Service's address as its source address. In IPVS
+/// mode, the kernel drops these probes, because the source address is local to the node.
 pub(crate) fn explain_follows_a_sender_with_a_service_address(c: &mut Cluster) -> Outcome {
     const BALANCER: &str = "198.51.100.134";
     let lb = |mode: &str| {
@@ -212,8 +212,8 @@ pub(crate) fn explain_follows_a_sender_with_a_service_address(c: &mut Cluster) -
     c.stop()
 }
 
-/// A Service claims another node's address as its external IP. At this address, the other node's
-/// own ports become unreachable. The output of `explain` must give the reason.
+/// A Service has another node's address as its external IP. The other node's own ports become
+/// unreachable at this address, and `explain` must give the reason.
 pub(crate) fn explain_names_an_address_taken_from_another_node(c: &mut Cluster) -> Outcome {
     let nginx = Service::new("nginx", "10.96.0.18")
         .port(tcp(8088, 8080))

@@ -1,5 +1,5 @@
 //! Tests invalid objects, and objects whose entries the kernel refuses. The daemon logs each such
-//! object with the next step, and programs all other objects.
+//! object with the next step, and programs the valid objects.
 
 use anyhow::Context as _;
 use scenarios::{Cluster, Outcome, Service, at, tcp, udp};
@@ -60,7 +60,7 @@ endpoints: [{addresses: []}, {addresses: ['fd44:1::10']}, {addresses: [10.244.2.
         assert!(is_said, "no line has {parts:?}");
     }
 
-    // If a Service becomes invalid, its previous state stays.
+    // A Service that becomes invalid keeps its previous kernel entries.
     let broken = web().to_string().replace("10.96.0.10", "10.96.0.1000");
     c.write("web", &broken)?;
     c.await_line("10.96.0.1000")?;
@@ -68,7 +68,7 @@ endpoints: [{addresses: []}, {addresses: ['fd44:1::10']}, {addresses: [10.244.2.
     c.until_answered(&c.client, "10.96.0.10:80").map(drop)
 }
 
-/// The kernel refuses an IPVS destination with a broadcast address.
+/// The kernel refuses an IPVS destination at a broadcast address.
 pub(crate) fn an_endpoint_refused_by_the_kernel_is_reported(c: &mut Cluster) -> Outcome {
     let refused = Service::new("half", "10.96.0.20")
         .port(tcp(80, 8080))
@@ -96,8 +96,8 @@ pub(crate) fn an_endpoint_refused_by_the_kernel_is_reported(c: &mut Cluster) -> 
     c.until_served(&corrected).map(drop)
 }
 
-/// Another program has created an ipset with the name of one of the daemon's sets, but with another
-/// type.
+/// Another program has created an ipset with the name, but not the type, of one of the daemon's
+/// sets.
 pub(crate) fn a_foreign_ipset_with_our_name_is_reported(c: &mut Cluster) -> Outcome {
     c.sh("ipset create KUBE-NODE-PORT-UDP hash:ip")?;
     c.apply(&web())?;
@@ -122,8 +122,8 @@ pub(crate) fn a_foreign_ipset_with_our_name_is_reported(c: &mut Cluster) -> Outc
     assert!(line.contains("ipset"), "{line}");
     c.until_served(&web())?;
     c.until_answered(&c.client, "10.96.0.10:80")?;
-    // The operator removes the rules of the chain, and the other program's set. The daemon then
-    // completes its state without a restart.
+    // The operator flushes the chain that uses the other program's set, and destroys this set. The
+    // daemon must then complete its entries without a restart.
     c.sh("iptables-$backend -t nat -F KUBE-NODE-PORT || true; ipset destroy KUBE-NODE-PORT-UDP")?;
     c.until("the set is filled", || {
         Ok(c.members("KUBE-NODE-PORT-UDP")?.contains("30053"))

@@ -32,7 +32,8 @@ const LIMIT: Duration = Duration::from_mins(10);
 
 fn main() {
     let stories = stories! {
-        // The module `refusals` comes first, because it needs a kernel that has never loaded IPVS.
+        // The module `refusals` comes first, because it needs a kernel that has never loaded
+        // `ip_vs`.
         refusals: a_kernel_without_ip_vs_is_reported if is_ip_vs_loadable(), missing_capabilities_are_reported, a_missing_scheduler_stops_the_start, unknown_flags_stop_the_start, a_missing_manifest_directory_stops_the_start, an_unreadable_kubeconfig_stops_the_start;
         ways_in: each_service_address_works_over_tcp, each_service_address_works_over_udp, each_service_address_works_over_sctp, each_service_address_bound_as_route_works_over_tcp, each_service_address_bound_as_route_works_over_udp, a_service_with_several_ports_works, clients_with_session_affinity_keep_their_endpoint, a_node_address_as_external_ip_stays_on_its_interface, headless_services_and_services_of_other_proxies_are_ignored;
         manifests: added_edited_and_deleted_manifests_are_followed, manifests_renamed_into_place_are_followed, an_address_moved_between_services_is_always_served, an_invalid_manifest_keeps_its_services, an_invalid_manifest_at_start_blocks_removals;
@@ -43,7 +44,7 @@ fn main() {
         drift: a_resync_repairs_each_kind_of_damage;
         vip_mode: a_change_of_the_vip_mode_keeps_open_connections, a_service_range_excludes_the_subnets_of_other_interfaces, strict_arp_applies_to_device_addresses_and_to_routes, service_addresses_answer_ping_only_with_the_flag;
         addresses: node_ports_follow_the_node_addresses, node_ports_at_added_node_addresses_have_exact_semantics if has_nft(), node_ports_at_a_moved_address_are_removed;
-        drain: an_open_connection_of_a_removed_endpoint_continues, udp_clients_of_a_removed_endpoint_move_to_a_remaining_endpoint_immediately, endpoint_changes_lose_no_udp_query;
+        drain: an_open_connection_of_a_removed_endpoint_continues, udp_clients_of_a_removed_endpoint_move_to_a_remaining_endpoint_immediately, endpoint_changes_fail_no_tcp_request;
         conflicts: the_older_service_wins_a_shared_address;
         options: a_service_chooses_its_scheduler, an_ignored_service_option_is_reported;
         invalid_objects: invalid_objects_are_reported_by_name, an_endpoint_refused_by_the_kernel_is_reported, a_foreign_ipset_with_our_name_is_reported;
@@ -56,12 +57,13 @@ fn main() {
     tell(&stories, LIMIT)
 }
 
-/// Returns true if the tests use iptables-nft, which the lab's kernel must support.
+/// Returns true if the lab's kernel supports iptables-nft, which the tests then use.
 fn has_nft() -> bool {
     lab::iptables_backend() == "nft"
 }
 
-/// Returns true if the kernel also supports legacy iptables, which Linux 7 removed.
+/// Returns true if the kernel supports both iptables-nft and legacy iptables, which Linux 7
+/// removed.
 fn has_both() -> bool {
     has_nft()
         && Command::new("iptables-legacy")
@@ -79,8 +81,7 @@ fn has_conntrack_zones() -> bool {
         .is_ok_and(|output| output.status.success())
 }
 
-/// Returns true if the lab has booted this kernel, and the kernel has not loaded the module `ip_vs`
-/// yet.
+/// Returns true if the tests run in a VM of the lab whose kernel has not loaded `ip_vs` yet.
 fn is_ip_vs_loadable() -> bool {
     let is_guest = std::env::var_os("LAB_LANE").is_none_or(|lane| lane != "host");
     is_guest && !Path::new("/sys/module/ip_vs").exists()

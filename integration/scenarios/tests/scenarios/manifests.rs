@@ -1,4 +1,4 @@
-//! Tests a manifest directory that is edited while the daemon runs.
+//! Tests a manifest directory whose files change while the daemon runs.
 
 use std::fs;
 use std::time::Duration;
@@ -6,8 +6,8 @@ use std::time::Duration;
 use lab::Transport;
 use scenarios::{Cluster, FIRST_TRY, Outcome, Service, at, tally, tcp, under_traffic};
 
-/// Time limit for a change to reach the kernel. The daemon is much faster, but the test polls with
-/// `ipvsadm`, which is slow.
+/// Time limit for a change of a file to reach the kernel. The daemon is much faster, but the test
+/// polls with `ipvsadm`, which is slow.
 const FOLLOWED_WITHIN: Duration = Duration::from_secs(1);
 
 fn web() -> Service {
@@ -61,8 +61,7 @@ pub(crate) fn added_edited_and_deleted_manifests_are_followed(c: &mut Cluster) -
     Ok(())
 }
 
-/// Editors replace a file by renaming a new file over it. For ConfigMaps, the kubelet does the
-/// same.
+/// Editors and, for ConfigMaps, the kubelet replace a file by renaming a new file over it.
 pub(crate) fn manifests_renamed_into_place_are_followed(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     c.start(&[])?;
@@ -100,7 +99,7 @@ pub(crate) fn an_invalid_manifest_keeps_its_services(c: &mut Cluster) -> Outcome
     );
     assert!(line.contains("corrected"), "the next step is named: {line}");
 
-    // The daemon still follows changes of the other files.
+    // Changes of other files still take effect.
     let dns = Service::new("dns", "10.96.0.53")
         .port(tcp(53, 8080))
         .endpoints("10.244.1.10");
@@ -117,7 +116,7 @@ pub(crate) fn an_invalid_manifest_keeps_its_services(c: &mut Cluster) -> Outcome
     c.until_served(&repaired).map(drop)
 }
 
-/// While the content of a file is unknown, the daemon deletes nothing.
+/// While a file is invalid, its objects are unknown, so the daemon deletes nothing.
 pub(crate) fn an_invalid_manifest_at_start_blocks_removals(c: &mut Cluster) -> Outcome {
     let dns = Service::new("dns", "10.96.0.53")
         .port(tcp(53, 8080))
@@ -142,14 +141,14 @@ pub(crate) fn an_invalid_manifest_at_start_blocks_removals(c: &mut Cluster) -> O
         Ok(c.reals("TCP 10.96.0.53:53")?.contains("10.244.2.10:8080*1"))
     })?;
 
-    // The file is valid again. The daemon knows its content, so it may remove entries.
+    // All remaining files are valid, so the daemon may remove entries.
     c.delete("web")?;
     c.until_gone("TCP 10.96.0.10:80")?;
     c.until_served(&moved).map(drop)
 }
 
-/// An edit of one file splits a Service into two Services, or moves its address to another Service.
-/// During this change, every client must get a reply.
+/// An edit of one file splits a Service into two, or moves its address to another Service. Clients
+/// of this address must never miss a reply.
 pub(crate) fn an_address_moved_between_services_is_always_served(c: &mut Cluster) -> Outcome {
     const CHANGES: usize = 12;
     const SHARED: &str = "192.0.2.30 2001:db8::30";

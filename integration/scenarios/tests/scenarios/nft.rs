@@ -1,5 +1,5 @@
-//! Tests iptables with the nft backend, and changes between the backends. The tests need a kernel
-//! with nftables (lane B).
+//! Tests the nft backend of iptables, and changes between the backends. The tests need a kernel
+//! with nf_tables (lane B).
 
 use std::thread;
 use std::time::Duration;
@@ -12,8 +12,8 @@ const SETS: &str = include_str!("../../../golden/cases/ipvs/dualstack/ipset-save
 const RULES: &str = include_str!("../../../golden/cases/ipvs/dualstack/iptables-save");
 const RULES6: &str = include_str!("../../../golden/cases/ipvs/dualstack/ip6tables-save");
 
-/// Shell filter for the lines with kube-proxy's chains and rules. Excludes the kubelet's chain, and
-/// lines without rules.
+/// Shell filter that keeps the lines with kube-proxy's chains and rules, without the kubelet's
+/// chain KUBE-IPTABLES-HINT.
 const OURS: &str = "{ grep KUBE || true; } | { grep -v -e KUBE-IPTABLES-HINT || true; }";
 
 fn web() -> Service {
@@ -23,19 +23,19 @@ fn web() -> Service {
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10")
 }
 
-/// Returns kube-proxy's rules in one backend, for both families.
+/// Returns kube-proxy's chains and rules of both families in one backend.
 fn held(c: &Cluster, backend: &str) -> anyhow::Result<String> {
     c.sh(&format!(
         "for tables in iptables ip6tables; do $tables-{backend}-save 2>/dev/null; done | {OURS}"
     ))
 }
 
-/// Checks that one backend has all rules in both families, and that these rules masquerade external
-/// packets.
+/// Checks that one backend has all rules of both families, and that its rules masquerade packets
+/// from outside.
 fn is_served_with(c: &Cluster, backend: &str) -> Outcome {
     let other = if backend == "nft" { "legacy" } else { "nft" };
     c.until_served(&web())?;
-    // The daemon removes the rules of the other backend only after the new backend works.
+    // The daemon removes the other backend's rules only after the new backend works.
     c.until("all rules are in one backend", || {
         Ok(held(c, other)?.is_empty())
     })?;
@@ -63,7 +63,7 @@ pub(crate) fn iptables_nft_is_the_default_backend(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     c.start(&[])?;
     is_served_with(c, "nft")?;
-    // Checks that the kernel has not created legacy tables, because these slow down every packet.
+    // The kernel must not have created legacy tables, because these slow down every packet.
     assert_eq!(c.sh("iptables-legacy-save; ip6tables-legacy-save")?, "");
     c.stop()
 }
@@ -71,8 +71,8 @@ pub(crate) fn iptables_nft_is_the_default_backend(c: &mut Cluster) -> Outcome {
 pub(crate) fn the_kubelets_hint_switches_the_iptables_backend(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     let mut open = Vec::new();
-    // The kubelet's hint names a backend. Before the second and third start, the kernel has rules
-    // of the previous backend, which suggest that backend instead.
+    // The kubelet's hint chain names the backend to use. Before the second and third start, the
+    // kernel still has rules in the other backend, which the hint must overrule.
     for backend in ["legacy", "nft", "legacy"] {
         c.sh(&format!(
             "for other in legacy nft; do iptables-$other -t mangle -X KUBE-IPTABLES-HINT 2>/dev/null || true; done
@@ -119,9 +119,9 @@ pub(crate) fn a_cleanup_covers_both_iptables_backends(c: &mut Cluster) -> Outcom
         }
         assert!(held(c, backend)?.contains(":KUBE-SERVICES"));
     }
-    // The program iptables cannot parse this rule, so iptables cannot remove the rules after it.
+    // iptables cannot parse this rule, and therefore cannot delete the rules after it.
     c.sh("nft insert rule ip nat POSTROUTING meta mark set ct mark")?;
-    // This chain is a base chain, so no rule can jump to it.
+    // No rule can jump to this chain, because it is a base chain.
     c.sh("nft add chain ip nat KUBE-SEP-AAAAAAAAAAAAAAAA '{ type nat hook input priority 5; }'")?;
     let program = kube_proxy()?.display().to_string();
     let cleanup = || c.node1.run([program.as_str(), "--cleanup"]);
@@ -163,8 +163,8 @@ pub(crate) fn a_cleanup_covers_both_iptables_backends(c: &mut Cluster) -> Outcom
     Ok(())
 }
 
-/// Flows with the same addresses in other conntrack zones must stay. Conntrack zones do not depend
-/// on nftables. The test is in this module, because only kernels of lane B support conntrack zones.
+/// Flows with the same addresses in other conntrack zones must stay. The test is in this module,
+/// because only lane B's kernels support conntrack zones.
 pub(crate) fn conntrack_flows_in_foreign_zones_stay(c: &mut Cluster) -> Outcome {
     let dns = Service::new("dns", "10.96.0.53")
         .port(udp(53, 8080))
@@ -191,7 +191,7 @@ pub(crate) fn conntrack_flows_in_foreign_zones_stay(c: &mut Cluster) -> Outcome 
     Ok(())
 }
 
-/// nftables rules in tables of iptables-nft. iptables cannot represent these rules.
+/// nftables rules in iptables-nft's tables, which iptables cannot represent.
 const NATIVE: &str = "
     table ip nat {
       set hosts { type ipv4_addr; flags interval; elements = { 10.9.0.0/16 }; }
@@ -207,7 +207,7 @@ const NATIVE: &str = "
       }
     }";
 
-/// Returns how often each of these base chains jumps to a chain of kube-proxy.
+/// Returns the number of jumps from each of three base chains to each of kube-proxy's chains.
 fn jumps(c: &Cluster) -> anyhow::Result<String> {
     c.sh("for chain in nat.POSTROUTING nat.PREROUTING filter.INPUT; do
             nft list chain ip ${chain%.*} ${chain#*.} | grep -o 'jump KUBE-.*' | sed \"s/^/$chain /\" || true
@@ -257,7 +257,7 @@ pub(crate) fn native_nft_rules_stay_beside_iptables_rules(c: &mut Cluster) -> Ou
             ensure!(node && is_right, "{flags:?}: {who} answers {source}");
             if first.is_empty() {
                 first = jumps(c)?;
-                // Waits for two periods (1 s each) of the daemon's full comparison.
+                // Waits for two periods (1 s each) in which the daemon compares all rules.
                 thread::sleep(Duration::from_secs(2));
             }
             let now = jumps(c)?;
@@ -272,7 +272,7 @@ pub(crate) fn native_nft_rules_stay_beside_iptables_rules(c: &mut Cluster) -> Ou
         ensure!(cleaned.status.success(), "{flags:?}: {cleaned:?}");
         assert_eq!(native(c)?, before, "{flags:?}");
         let left = c.sh("nft list ruleset; ipset list -name")?;
-        // The chain KUBE-FIREWALL stays, because the kubelet needs it.
+        // KUBE-FIREWALL stays, because this chain belongs to the kubelet.
         let mut ours = left.lines().filter(|line| !line.contains("KUBE-FIREWALL"));
         ensure!(
             !ours.any(|line| line.contains("KUBE-")),

@@ -1,4 +1,4 @@
-//! Tests options of Services: their effect on packets, and the messages about ignored options.
+//! Tests Service options: their effect on packets, and the messages about ignored options.
 
 use std::path::Path;
 
@@ -10,15 +10,15 @@ use serde_json::Value;
 
 const VIP: &str = "10.96.0.10:80";
 
-/// Value of the Service option that limits the number of connections of an endpoint.
+/// Value of the option that limits an endpoint's number of connections.
 const CEILING: usize = 20;
 
-/// Returns a Service with this scheduler. An empty scheduler selects the node's default.
+/// Returns the Service `web` with this scheduler. An empty scheduler means the node's default.
 fn with(scheduler: &str) -> Service {
     with_flags(scheduler, "")
 }
 
-/// Returns a Service with this scheduler and its flags.
+/// Returns the Service `web` with this scheduler and these scheduler flags.
 fn with_flags(scheduler: &str, flags: &str) -> Service {
     Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080).node_port(30080))
@@ -28,7 +28,8 @@ fn with_flags(scheduler: &str, flags: &str) -> Service {
         ))
 }
 
-/// Waits until all virtual servers of the Service have the scheduler and flags in `properties`.
+/// Waits until all virtual servers of the Service `web` have the scheduler and flags in
+/// `properties`.
 fn until_scheduled(c: &Cluster, properties: &str) -> Outcome {
     let took = c.until(properties, || {
         let servers = c.servers()?;
@@ -40,17 +41,16 @@ fn until_scheduled(c: &Cluster, properties: &str) -> Outcome {
     Ok(())
 }
 
-/// Returns the number of different pods that reply to eight requests.
+/// Returns the number of pods that reply to eight requests.
 fn answering(c: &Cluster, to: &str) -> anyhow::Result<usize> {
     Ok(tally(&c.client, Transport::Tcp, at(to), 8)?.len())
 }
 
-/// Denies the daemon the right to load modules, and hides the module files from the daemon. The
-/// kernel can still load modules, because it runs `modprobe` outside of the daemon's mount
-/// namespace.
+/// Denies the daemon the right to load modules, and hides the module files from it. The kernel can
+/// still load modules, because it runs `modprobe` in its own mount namespace.
 fn without_modules(c: &mut Cluster) -> Outcome {
-    // Loads the modules of iptables, because the kernel does not load them on demand. Usually, the
-    // iptables programs load them.
+    // Loads the iptables modules, which the iptables programs usually load, because the kernel does
+    // not load them on demand.
     c.sh("modprobe -qa ip_vs iptable_nat iptable_filter ip6table_nat ip6table_filter || true")?;
     let script = "mount -t tmpfs none /lib/modules && exec setpriv --bounding-set=-sys_module --inh-caps=-sys_module \"$@\"";
     c.prefix = ["unshare", "--mount", "sh", "-c", script, "sh"]
@@ -82,8 +82,8 @@ pub(crate) fn a_service_chooses_its_scheduler(c: &mut Cluster) -> Outcome {
         module.exists() || !is_module("ip_vs_sh"),
         "the kernel has loaded it"
     );
-    // The scheduler of the first Service sends each client to one endpoint. The scheduler of the
-    // other Service uses its endpoints in turn.
+    // The scheduler `sh` of `web` sends each client to one endpoint. The other Service uses its
+    // endpoints in turn.
     ensure!(answering(c, VIP)? == 1 && answering(c, "[fd96::10]:80")? == 1);
     let turns = tally(&c.client, Transport::Tcp, at("10.96.0.11:80"), 8)?;
     assert_eq!(turns.into_values().collect::<Vec<_>>(), [4, 4]);
@@ -125,7 +125,7 @@ pub(crate) fn a_service_chooses_its_scheduler(c: &mut Cluster) -> Outcome {
     flags_and_a_ceiling_hold(c, &mut api)?;
     weights_divide_connections(c, &mut api)?;
 
-    // The module is loaded. A restarted daemon finds the complete state, and writes nothing.
+    // A restarted daemon finds the complete state, and writes nothing.
     let before = c.state()?;
     c.stop()?;
     c.launch_on(&api, &["--nodeport-addresses=primary"])?;
@@ -137,8 +137,8 @@ pub(crate) fn a_service_chooses_its_scheduler(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Checks with packets that `sh-port` distributes the connections of one client. Also checks that
-/// IPVS gives no further connection to an endpoint that has the maximum number of connections.
+/// Checks with packets that `sh-port` distributes one client's connections, and that IPVS gives a
+/// full endpoint no further connection.
 fn flags_and_a_ceiling_hold(c: &Cluster, api: &mut scenarios::ApiServer) -> Outcome {
     api.apply(&with_flags("sh", "sh-port"))?;
     until_scheduled(c, "sh -b sh-port")?;
@@ -165,15 +165,14 @@ fn flags_and_a_ceiling_hold(c: &Cluster, api: &mut scenarios::ApiServer) -> Outc
         held.len()
     );
     ensure!(matches!(refusal, Failure::Refused), "{refusal}");
-    // The limit also counts connections that the test made while it waited for the Service. The
-    // test may therefore open fewer connections than the sum of both endpoints' limits.
+    // The limit also counts the connections of the wait for the Service. The test may therefore
+    // open fewer connections than both endpoints' limits together.
     ensure!(held.len() > CEILING, "{}", held.len());
     api.apply(&full)?;
     c.until("no ceiling", || Ok(open().is_ok())).map(drop)
 }
 
-/// Checks with packets that the pod on this node gets a share of the connections in proportion to
-/// its weight.
+/// Checks with packets that the endpoints share connections in proportion to their weights.
 fn weights_divide_connections(c: &Cluster, api: &mut scenarios::ApiServer) -> Outcome {
     let weighted = Service::new("weighted", "10.96.0.13")
         .port(tcp(80, 8080))
@@ -210,7 +209,7 @@ pub(crate) fn an_ignored_service_option_is_reported(c: &mut Cluster) -> Outcome 
     until_scheduled(c, "rr")?;
     until_told(c, &api, "one of rr, wrr, lc")?;
 
-    // Corrects the scheduler. Then names a scheduler that the kernel cannot load.
+    // Corrects the scheduler, and later names a scheduler that the kernel cannot load.
     api.apply(&with("sh"))?;
     until_scheduled(c, "sh")?;
     let (code, shown) = ask(c, &["services", "default/web"])?;
@@ -225,7 +224,7 @@ pub(crate) fn an_ignored_service_option_is_reported(c: &mut Cluster) -> Outcome 
         c.until_answered(&c.client, VIP)?;
         drop(taken_away);
     }
-    // With a manifest directory instead of an API server, `check` predicts the same result.
+    // With a manifest directory, `check` must predict the same result.
     c.stop()?;
     c.apply(&with("best"))?;
     for (flags, why) in [
@@ -247,7 +246,7 @@ pub(crate) fn an_ignored_service_option_is_reported(c: &mut Cluster) -> Outcome 
     Ok(())
 }
 
-/// Waits for the Kubernetes event about the Service. The event must contain the reason `why`.
+/// Waits for a Kubernetes event about the Service that contains the reason `why`.
 fn until_told(c: &Cluster, api: &scenarios::ApiServer, why: &str) -> Outcome {
     c.until("an event", || {
         Ok(api.events().iter().any(|event| {

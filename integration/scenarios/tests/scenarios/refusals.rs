@@ -1,5 +1,5 @@
-//! Tests starts that must fail. The daemon logs the cause and the next step. It exits with status 2
-//! if flags or configuration are invalid, otherwise with status 1.
+//! Tests starts that must fail. The daemon logs the cause and the next step, and exits with status
+//! 2 for invalid flags or configuration, otherwise with status 1.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -20,7 +20,7 @@ pub(crate) fn a_kernel_without_ip_vs_is_reported(c: &mut Cluster) -> Outcome {
         .port(tcp(80, 8080))
         .endpoints("10.244.1.10");
     c.apply(&web)?;
-    // Loads the other modules that a start needs, so that only IPVS is missing.
+    // Loads the other modules that a start needs, so that only `ip_vs` is missing.
     c.sh("modprobe -a iptable_nat iptable_filter ip6table_nat ip6table_filter xt_addrtype xt_mark ip_set")?;
     let bin = c.folder().join("bin");
     fs::create_dir_all(&bin)?;
@@ -48,7 +48,7 @@ pub(crate) fn a_kernel_without_ip_vs_is_reported(c: &mut Cluster) -> Outcome {
         ],
     );
 
-    // Without the fault, the kernel loads the module on demand, and the operator has nothing to do.
+    // Without the fault, the kernel loads `ip_vs` on demand, and the operator has nothing to do.
     c.prefix.clear();
     c.start(&[])?;
     c.until_served(&web)?;
@@ -87,7 +87,7 @@ pub(crate) fn a_missing_scheduler_stops_the_start(c: &mut Cluster) -> Outcome {
     says(&c.refusal()?, &parts);
     assert!(c.servers()?.is_empty() && c.addresses()?.iter().all(|at| !at.contains("kube-ipvs0")));
 
-    // The failed starts have not changed the kernel's entries, which still serve.
+    // The failed starts have changed no kernel entry, so the Service still works.
     c.start(&[])?;
     c.until_served(&web)?;
     c.stop()?;
@@ -98,7 +98,8 @@ pub(crate) fn a_missing_scheduler_stops_the_start(c: &mut Cluster) -> Outcome {
     says(&said, &["Run `modprobe ip_vs_nosuch` on the host"]);
     assert_eq!(c.state()?, before);
     c.until_answered(&c.client, "10.96.0.10:80")?;
-    // `check` makes no test write, so only the module lists show that the module is missing.
+    // `check` makes no test write, and can therefore find the missing module only in the lists of
+    // modules.
     let lists = c.sh("ls /lib/modules/$(uname -r)/modules.dep 2>/dev/null || true")?;
     let foreseen = c.check(&["--ipvs-scheduler=nosuch"])?;
     assert_eq!(
@@ -108,8 +109,8 @@ pub(crate) fn a_missing_scheduler_stops_the_start(c: &mut Cluster) -> Outcome {
     );
     assert_eq!(c.state()?, before);
 
-    // The kernel loads an existing module on demand. The daemon also removes the virtual server
-    // that an earlier daemon created for a test, and could not delete because it crashed.
+    // The kernel loads an existing scheduler module on demand. The daemon also removes a test
+    // virtual server, as an earlier daemon that crashed during the test leaves it.
     c.sh("ipvsadm -A -t 198.51.100.0:20000 -s rr")?;
     c.start(&["--ipvs-scheduler=mh"])?;
     c.until_served(&web)?;

@@ -40,8 +40,8 @@ pub(crate) fn a_restart_writes_nothing_and_keeps_connections(c: &mut Cluster) ->
     c.stop()?;
     assert_eq!(c.state()?, before);
     all_answer()?;
-    // Watches only the link `kube-ipvs0`. For the pods' own links, the kernel may report a change
-    // up to a second late.
+    // Watches links only for `kube-ipvs0`, because the kernel may report a change of the pods'
+    // links up to a second late.
     let watches = [
         c.node1.spawn(["ip", "monitor", "address", "route"])?,
         c.node1

@@ -1,4 +1,4 @@
-//! Tests that one shim replaces another shim on a node while clients continuously open connections.
+//! Tests that shims replace each other while clients continuously open connections.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -9,11 +9,11 @@ use scenarios::{Cluster, Outcome, Service, at, kube_proxy, tcp, with_backend};
 
 const LEAN: &str = "--ipvs-shim=lean";
 const NFTABLES: &str = "--ipvs-shim=nftables";
-/// Timeout for a connection. TCP retransmits a lost SYN only later (after 1 s), so a lost SYN makes
-/// the connection fail.
+/// Timeout of a connection attempt, shorter than TCP's first retransmission (1 s). A lost SYN
+/// therefore makes the attempt fail.
 const FIRST_TRY: Duration = Duration::from_millis(900);
 
-/// Sends requests until `is_over`. Returns the number of requests.
+/// Sends requests from the three places until `is_over` is true. Returns their number.
 fn ask_on(places: &[Place; 3], is_over: &AtomicBool) -> Result<usize> {
     let [client, outside, node] = places;
     let ask =
@@ -37,8 +37,8 @@ fn ask_on(places: &[Place; 3], is_over: &AtomicBool) -> Result<usize> {
             );
             asked += 1;
         }
-        // The shim must reject requests to an unexposed port, and requests of a client outside all
-        // source ranges.
+        // The shim must reject requests to an unexposed port, and requests from a client outside
+        // all source ranges.
         for (from, to) in [
             (client, "10.96.0.10:2222"),
             (outside, "192.0.2.20:2222"),
@@ -85,7 +85,7 @@ fn follow(c: &mut Cluster, change: fn(&mut Cluster, &str) -> Outcome, last: &str
     ensure!(asked > 50, "only {asked} questions");
     ensure!(process.answers() == 0);
 
-    // The cleanup must remove the state of the last shim, too.
+    // `--cleanup` must remove the state of the last shim, too.
     c.start(&[last])?;
     c.stop()?;
     let kube_proxy = kube_proxy()?;
@@ -103,9 +103,9 @@ fn follow(c: &mut Cluster, change: fn(&mut Cluster, &str) -> Outcome, last: &str
 
 /// Script that lists the nftables tables, if any.
 const TABLES: &str = "nft list tables 2>&1 || true";
-/// Part of a `check` line that names the nftables table of the shim.
+/// Part of a line of `check` that names the shim's nftables table.
 const NATIVE: &str = "nftables kube-proxy-ipvs";
-/// Script that prints the rules of iptables and the names of ipsets.
+/// Script that prints iptables rules and the names of ipsets.
 const OF_IPTABLES: &str = "iptables-$backend-save; ip6tables-$backend-save; ipset list -name";
 
 fn change_carrier(c: &mut Cluster, upstream: &str) -> Outcome {
@@ -140,9 +140,8 @@ fn change_carrier(c: &mut Cluster, upstream: &str) -> Outcome {
     c.stop()
 }
 
-/// Another program replaces a set of the shim's table, and adds a rule that uses the set. Later,
-/// that program makes the table dormant. The daemon repairs the table, because the table belongs to
-/// kube-proxy alone.
+/// Another program replaces a set in the shim's table, adds a rule that uses the set, and later
+/// makes the table dormant. The daemon repairs the table, which belongs to kube-proxy alone.
 pub(crate) fn the_shims_nftables_table_is_repaired(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080).node_port(30080))
@@ -162,7 +161,7 @@ pub(crate) fn the_shims_nftables_table_is_repaired(c: &mut Cluster) -> Outcome {
     c.start(&[NFTABLES])?;
     let listed = c.sh("nft list table ip kube-proxy-ipvs")?;
     ensure!(!listed.contains("chain others"), "{listed}");
-    // The endpoint on node2 can reply only if a rule has masqueraded the request.
+    // node2's endpoint can reply only to masqueraded requests.
     let is_masqueraded = |c: &Cluster| -> Result<bool> {
         let asked = c.outside.ask_tcp(at("172.35.0.100:30080"), FIRST_TRY);
         Ok(asked.is_ok_and(|answer| answer.seen_source.ip().to_string() != "172.35.0.9"))
@@ -184,8 +183,8 @@ pub(crate) fn the_shims_nftables_table_is_repaired(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// The daemon runs without the programs of ipset and iptables. The kernel then has no iptables
-/// rules and no ipsets of kube-proxy.
+/// The daemon runs without the ipset and iptables programs. The kernel must then have no iptables
+/// rules and ipsets of kube-proxy.
 pub(crate) fn the_nftables_shim_needs_neither_iptables_nor_ipset(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080).node_port(30080))
@@ -225,7 +224,7 @@ pub(crate) fn the_nftables_shim_needs_neither_iptables_nor_ipset(c: &mut Cluster
     c.stop()
 }
 
-/// Hides the programs of iptables and ipset from the daemon.
+/// Hides the iptables and ipset programs from daemons that start later.
 fn hide_programs(c: &mut Cluster) -> Outcome {
     // Mounts an empty directory over `/usr/sbin`, which contains these programs.
     let empty = c.folder().join("empty");
@@ -238,7 +237,7 @@ fn hide_programs(c: &mut Cluster) -> Outcome {
 }
 
 /// Without the iptables programs, the daemon cannot remove the rules of upstream's shim. Each start
-/// logs these rules, until a daemon that has the programs removes the rules.
+/// must log these rules until a daemon with the programs removes them.
 pub(crate) fn leftover_rules_without_iptables_are_logged_at_each_start(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080))
@@ -302,16 +301,16 @@ fn change(c: &mut Cluster, upstream: &str) -> Outcome {
     c.stop()
 }
 
-/// Returns the lines of a state in sorted order. The comparison ignores the order, because the
-/// daemon restores a removed jump at the first position of its chain.
+/// Returns the lines of a state in sorted order. The order of rules may differ, because the daemon
+/// restores a removed jump at the top of its chain.
 fn same(state: &str) -> Vec<&str> {
     let mut lines: Vec<_> = state.lines().collect();
     lines.sort_unstable();
     lines
 }
 
-/// The hostPort of a network plug-in is a DNAT rule for a port on all local addresses. Service
-/// addresses are local, too, but the rule must not apply to them.
+/// A network plug-in implements hostPort by a DNAT rule for a port on all local addresses. Service
+/// addresses are local in IPVS mode, but the rule must not apply to them.
 pub(crate) fn foreign_dnat_rules_do_not_affect_service_traffic(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080))

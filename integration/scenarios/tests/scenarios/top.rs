@@ -1,5 +1,4 @@
-//! Tests `kube-proxy top` in a terminal. The tests check the output, and the terminal's state after
-//! `top` has ended.
+//! Tests `kube-proxy top` in a terminal: its output, and the terminal's state after its end.
 
 use anyhow::{Context as _, Result, ensure};
 use lab::Transport;
@@ -41,7 +40,7 @@ pub(crate) fn top_restores_the_terminal_at_each_exit(c: &mut Cluster) -> Outcome
             .with_context(|| format!("{keys:?} {signal:?}"))?;
     }
 
-    // While `top` runs, the daemon ends and another daemon starts.
+    // The daemon stops and starts again while `top` runs.
     let mut top = start(c)?;
     tally(&c.client, Transport::Tcp, at("10.96.0.10:80"), 20)?;
     top.sees("default/web:http")?;
@@ -55,13 +54,13 @@ pub(crate) fn top_restores_the_terminal_at_each_exit(c: &mut Cluster) -> Outcome
     ensure!(top.ended()?.success());
     top.is_given_back()?;
 
-    // Hangs up the terminal, as a closed window does. `top` must then end.
+    // `top` must end when its terminal hangs up, as a closed window does.
     let mut top = start(c)?;
     top.hang_up();
     top.ended()?;
 
-    // With `--once`, `top` writes a single table to a pipe. It must succeed although the reader
-    // closes the pipe immediately.
+    // With `--once`, `top` writes one table to a pipe. It must exit with status 0, although the
+    // reader closes the pipe immediately.
     let program = kube_proxy()?;
     let piped = format!(
         "{} top --once --interval 1 | true; echo ${{PIPESTATUS[0]}}",

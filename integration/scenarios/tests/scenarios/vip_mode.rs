@@ -1,5 +1,4 @@
-//! Tests `--ipvs-vip-mode`, the ways to make Service addresses local: by device addresses, or by
-//! routes.
+//! Tests `--ipvs-vip-mode`, which makes Service addresses local by device addresses or by routes.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -10,7 +9,7 @@ use scenarios::{Cluster, Outcome, Service, at, ping, request_timestamp, tcp};
 const ROUTES: &str = "--ipvs-vip-mode=route";
 const RANGES: &str = "--ipvs-vip-mode=range";
 
-/// Returns a ServiceCIDR object with these networks.
+/// Returns the manifest of a ServiceCIDR with these networks.
 fn service_cidr(nets: &str) -> String {
     format!(
         "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\n\
@@ -25,8 +24,8 @@ fn web() -> Service {
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10")
 }
 
-/// Returns two numbers: the number of Service addresses that are device addresses of `kube-ipvs0`,
-/// and the number that are local routes through `kube-ipvs0`.
+/// Returns how many Service addresses are device addresses of `kube-ipvs0`, and how many are local
+/// routes through `kube-ipvs0`.
 fn vips(c: &Cluster) -> anyhow::Result<(usize, usize)> {
     let addresses = c.addresses()?;
     let on_link = addresses
@@ -138,12 +137,12 @@ pub(crate) fn a_service_range_excludes_the_subnets_of_other_interfaces(c: &mut C
         .endpoints("10.244.2.10");
     c.apply(&web())?;
     c.apply(&inside)?;
-    // Adds a LAN of the node and a static route. Both networks are inside the range.
+    // Adds an address in a LAN and a static route. Both networks are inside the Service range.
     c.sh("ip addr add 10.100.0.1/16 dev eth0; ip route add 10.108.0.0/16 dev eth0")?;
     let lan = ["ip", "addr", "add", "10.100.0.7/16", "dev", "eth0"];
     c.outside.read(lan)?;
-    // The kernel resolves a neighbour entry for the LAN host only if a packet leaves through the
-    // LAN.
+    // The kernel resolves a neighbour entry for the LAN host only if packets to this host leave
+    // through the LAN.
     let reaches_lan = "ip neigh flush to 10.100.0.7; \
         timeout 3 bash -c '</dev/tcp/10.100.0.7/9' 2>/dev/null || true; \
         ip neigh show 10.100.0.7 | grep -q lladdr; \
@@ -154,7 +153,7 @@ pub(crate) fn a_service_range_excludes_the_subnets_of_other_interfaces(c: &mut C
     }
     for has_rule in [false, true] {
         if has_rule {
-            // If other programs have added `ip rule` entries, the kernel looks up the route tables
+            // If another program has added `ip rule` entries, the kernel looks up the route tables
             // local and main separately.
             c.sh("ip rule add pref 100 from 198.51.100.1 lookup main")?;
         }
@@ -181,13 +180,13 @@ pub(crate) fn a_service_range_excludes_the_subnets_of_other_interfaces(c: &mut C
                 c.until_answered(from, to)?;
             }
             c.sh(reaches_lan)?;
-            // The daemon's health endpoint listens on all addresses of the node, but must not be
+            // The daemon's health endpoint listens on all addresses of the node. It must not be
             // reachable at addresses of the range.
             for to in ["10.96.0.10:10256", "10.96.0.77:10256", "[fd96::77]:10256"] {
                 c.refuses(&c.client, to)?;
                 c.refuses(&c.outside, to)?;
             }
-            // A restarted daemon finds the complete state and writes nothing.
+            // A restarted daemon finds the complete state, and writes nothing.
             let before = c.state()?;
             c.stop()?;
             c.launch(&[RANGES, &shim])?;
@@ -196,8 +195,8 @@ pub(crate) fn a_service_range_excludes_the_subnets_of_other_interfaces(c: &mut C
                 assert!(line.contains("written=0"), "{line}");
             }
             assert_eq!(c.state()?, before);
-            // If the ServiceCIDR no longer contains the Service addresses, each Service address
-            // gets its own route.
+            // When the ServiceCIDR no longer contains the Service addresses, each address must get
+            // its own route.
             c.write("cidr.yaml", &service_cidr("10.112.0.0/16, \"fd97::/112\""))?;
             c.until("the addresses are routes", || {
                 let routes = c.addresses()?;
@@ -216,9 +215,8 @@ pub(crate) fn a_service_range_excludes_the_subnets_of_other_interfaces(c: &mut C
     Ok(())
 }
 
-/// A Service address is in the node's network, first as a device address and then as a route. In
-/// both cases, `--ipvs-strict-arp` decides whether the node replies to ARP requests for this
-/// address.
+/// A Service address in the node's network is first a device address and then a route. In both
+/// cases, `--ipvs-strict-arp` decides whether the node answers ARP requests for this address.
 pub(crate) fn strict_arp_applies_to_device_addresses_and_to_routes(c: &mut Cluster) -> Outcome {
     let lan = web().external("172.35.0.200");
     c.apply(&lan)?;
@@ -227,8 +225,8 @@ pub(crate) fn strict_arp_applies_to_device_addresses_and_to_routes(c: &mut Clust
             ("--ipvs-strict-arp=true", false),
             ("--ipvs-strict-arp=false", true),
         ] {
-            // Resets the kernel settings, because the daemon does not reset them if strict ARP is
-            // off.
+            // Resets the kernel settings, because a daemon without strict ARP leaves them unchanged
+            // at its start.
             c.sh("sysctl -qw net.ipv4.conf.all.arp_ignore=0 net.ipv4.conf.all.arp_announce=0")?;
             c.start(&[vip_mode, strict])?;
             c.until_served(&lan)?;
@@ -247,7 +245,7 @@ pub(crate) fn strict_arp_applies_to_device_addresses_and_to_routes(c: &mut Clust
     Ok(())
 }
 
-/// With each shim and each `--ipvs-vip-mode`, Service addresses reply to `ping` only with
+/// With every shim and `--ipvs-vip-mode`, Service addresses answer `ping` only with
 /// `--ipvs-answer-ping`. The node still rejects pings to unused addresses, other ICMP requests, and
 /// requests to unexposed ports.
 pub(crate) fn service_addresses_answer_ping_only_with_the_flag(c: &mut Cluster) -> Outcome {
@@ -256,7 +254,7 @@ pub(crate) fn service_addresses_answer_ping_only_with_the_flag(c: &mut Cluster) 
     const CLUSTER_IP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
     c.apply(&web())?;
     c.write("cidr.yaml", &service_cidr("10.96.0.0/12, \"fd96::/112\""))?;
-    // Removes the kernel's limit on ICMP errors, which is normally one per second and client.
+    // Removes the kernel's rate limit on ICMP errors, which is normally one per second and client.
     c.sh("sysctl -qw net.ipv4.icmp_ratemask=0 net.ipv6.icmp.ratemask=128")?;
     let mut shims = vec!["upstream", "lean"];
     if crate::has_nft() {
@@ -274,8 +272,8 @@ pub(crate) fn service_addresses_answer_ping_only_with_the_flag(c: &mut Cluster) 
                 ("--ipvs-answer-ping=true", "answered"),
                 ("--ipvs-answer-ping=false", "refused"),
             ] {
-                // Tests the default (no reply) only once with each shim, because a start takes
-                // seconds.
+                // A start takes seconds, so the test covers the default (no reply) only once with
+                // each shim.
                 if expected == "refused" && form != RANGES {
                     continue;
                 }
@@ -307,8 +305,8 @@ pub(crate) fn service_addresses_answer_ping_only_with_the_flag(c: &mut Cluster) 
             }
         }
     }
-    // Checks that the test's request is valid: the node replies to the same request at its own
-    // address.
+    // The node replies to the same request at its own address, which proves that the request is
+    // valid.
     let node = Ipv4Addr::new(172, 35, 0, 100);
     let seen = request_timestamp(&c.client, node);
     ensure!(seen == "answered", "timestamp of the node: {seen}");

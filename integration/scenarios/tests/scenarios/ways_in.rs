@@ -1,13 +1,13 @@
-//! Tests every path to a Service from two pods, from the node, and from an external host. The tests
-//! check which pod replies, and which client address this pod sees.
+//! Tests every path to a Service from two pods, the node and an external host: which pod replies,
+//! and which client address it sees.
 
 use lab::{Place, Transport};
 use scenarios::{Cluster, Outcome, Port, Service, Tally, at, sctp, tally, tcp, udp};
 
 const ENDPOINTS: &str = "10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10";
 
-/// Addresses of the Service. The flag is true if the endpoint sees a client pod's own address (no
-/// SNAT) when the pod sends to this address.
+/// Addresses of the Service. The flag is true if a client pod's own address reaches the endpoint
+/// (no SNAT).
 const WAYS_IN: [(&str, bool); 8] = [
     ("10.96.0.10:80", true),
     ("172.35.0.100:30080", false),
@@ -62,9 +62,9 @@ fn every_way_in_with(c: &mut Cluster, flags: &[&str], transport: Transport, port
     Ok(())
 }
 
-/// Sends six requests, and checks that each of the two pods replies three times. A pod must see the
-/// client's own address if `keeps_pods` is true and the client is a pod. Otherwise, the pod must
-/// see node1's address on the pod's side (SNAT).
+/// Sends six requests, and checks that each of the two pods replies three times. If `keeps_pods`, a
+/// pod must see a client pod's own address. In all other cases, it must see node1's address on the
+/// pod's side (SNAT).
 fn ask_six_times(from: &Place, transport: Transport, to: &str, keeps_pods: bool) -> Outcome {
     let is_v4 = at(to).is_ipv4();
     let own = from
@@ -79,8 +79,8 @@ fn ask_six_times(from: &Place, transport: Transport, to: &str, keeps_pods: bool)
     };
     let (near_sees, far_sees) = match from.name() {
         "client" if keeps_pods => (&*own, &*own),
-        // Hairpin: a pod that calls itself must see a client address other than its own. Otherwise,
-        // it would send its reply to itself.
+        // Hairpin: a pod that calls itself must see another client address than its own, because it
+        // would otherwise reply to itself.
         "near" if keeps_pods => (gateway, &*own),
         _ => (gateway, node1),
     };
@@ -103,7 +103,7 @@ pub(crate) fn a_service_with_several_ports_works(c: &mut Cluster) -> Outcome {
         .port(tcp(80, 8080).named("http"))
         .port(tcp(9090, 9100).named("metrics"))
         .port(udp(80, 8080).named("dns"));
-    // Returns an EndpointSlice for one port. Each slice has one of the two pods.
+    // Returns an EndpointSlice with one port and one pod.
     let slice = |name: &str, protocol: &str, port: u16, ip: &str| {
         format!(
             "---\n{{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, addressType: IPv4, \
@@ -151,8 +151,8 @@ pub(crate) fn clients_with_session_affinity_keep_their_endpoint(c: &mut Cluster)
         let tally = tally(from, Transport::Tcp, at(to), 6)?;
         assert_eq!(tally.len(), 1, "{} asks {to}: {tally:?}", from.name());
     }
-    // When the option is removed, the daemon changes the existing virtual server. IPVS then
-    // distributes new connections over the endpoints.
+    // After the option is removed, the existing virtual server changes. IPVS then distributes new
+    // connections over both endpoints.
     c.apply(&web)?;
     c.until("it is rr alone", || {
         Ok(c.servers()?
@@ -164,8 +164,8 @@ pub(crate) fn clients_with_session_affinity_keep_their_endpoint(c: &mut Cluster)
     Ok(())
 }
 
-/// Another interface of the node has the external IP of a Service. The Service works, and the
-/// address stays only on that interface.
+/// A Service has an external IP that another interface of the node already has. The Service works,
+/// and the address stays only on that interface.
 pub(crate) fn a_node_address_as_external_ip_stays_on_its_interface(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080))
@@ -218,8 +218,8 @@ pub(crate) fn headless_services_and_services_of_other_proxies_are_ignored(
     );
     c.stop()?;
 
-    // Runs the daemon with an API server that has all objects. The daemon's requests exclude the
-    // Services in `others` by their labels.
+    // Repeats the test with an API server. The daemon's label selector already excludes the Service
+    // `mesh`.
     let mut api = c.api_server(true)?;
     api.apply(&others)?;
     api.apply(&web)?;
@@ -230,8 +230,8 @@ pub(crate) fn headless_services_and_services_of_other_proxies_are_ignored(
         c.servers()?.keys().collect::<Vec<_>>(),
         ["TCP 10.96.0.10:80"]
     );
-    // The label `service-proxy-name` gives the Service `web` to another proxy, so the daemon must
-    // remove its entries. Later, `web` belongs to kube-proxy again.
+    // A label gives the Service `web` to another proxy, so the daemon must remove its entries.
+    // Without the label, `web` belongs to kube-proxy again.
     let taken = web
         .clone()
         .metadata("labels: {service.kubernetes.io/service-proxy-name: mesh}");
