@@ -1,22 +1,23 @@
-# Starts containerd and then the kubelet of one node, in the node's network and UTS namespaces. Both programs share one mount
-# namespace, so that containers see the volumes that the kubelet mounts.
+# Starts containerd and then the kubelet of one node, in the node's network and UTS namespaces. Both
+# programs share one mount namespace, so that containers see the volumes that the kubelet mounts.
 #   sh node.sh NAME STATE RUN LOGS IP KUBERNETES ARCHIVE...
 set -eu
 name=$1 state=$2 run=$3 logs=$4 ip=$5 kubernetes=$6
 shift 6
 mount --make-rshared /
-# Pods that use the node's own network report this name.
+# Pods in the host's network report this name as their host name.
 echo "$name" >/proc/sys/kernel/hostname
-# `ip netns exec` has mounted the namespace's sysfs, which hides earlier mounts in /sys.
+# Mounts cgroup2 again, because `ip netns exec` has mounted a new sysfs over /sys.
 mountpoint -q /sys/fs/cgroup || mount -t cgroup2 cgroup2 /sys/fs/cgroup
-# The kubelet does not start without a CPU clock speed, and User Mode Linux reports none.
+# Adds a CPU clock speed, without which the kubelet does not start. User Mode Linux reports none.
 if ! grep -q '^cpu MHz' /proc/cpuinfo; then
   sed '/^processor/a cpu MHz\t\t: 1000.000' /proc/cpuinfo >"$state/cpuinfo"
   mount --bind "$state/cpuinfo" /proc/cpuinfo
 fi
 mkdir -p "$state/kubelet" "$logs/pods/$name" "$run"
 main=$$
-# Runs a program of the node in the background. If the program ends, the node prints the last lines of its log and ends, too.
+# Runs a program of the node in the background. If the program ends, prints the last lines of its
+# log, and ends this script.
 keep() { # name, command...
   program=$1
   shift

@@ -20,7 +20,7 @@ fn long_name() -> String {
     "x".repeat(253)
 }
 
-/// Services whose counters grow with time, and the state of their node.
+/// A node's Services, whose counters grow with time, and the state of its daemon.
 #[derive(Debug)]
 pub struct World {
     services: Vec<Service>,

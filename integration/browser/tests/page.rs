@@ -1,4 +1,4 @@
-//! Tests the page with the fixture. Each test acts as a user would.
+//! Tests the page `/ui/` with fixture data. Each test uses the page as an operator would.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -140,7 +140,7 @@ fn a_packets_path_is_drawn_and_readable_as_a_list() -> Result<()> {
         "delivered to 10.244.0.3:8080",
         "Is refused: the Service port has no endpoints.",
     ])?;
-    // Steps that all paths share appear once, in the order in which the packet takes them.
+    // Steps that several paths share appear once, in the order in which the packet takes them.
     let places = browser.run(
         "return [...document.querySelector('article').querySelectorAll('ol .place')].map((place) => place.textContent)",
         &[],
@@ -180,7 +180,7 @@ fn top_shows_the_busiest_services_in_the_chosen_order() -> Result<()> {
 }
 
 #[test]
-fn empty_views_have_a_hint() -> Result<()> {
+fn empty_views_show_the_next_step() -> Result<()> {
     let fixture = Fixture::start(World::with(1).without_endpoints(), 0)?;
     let browser = browser("empty")?;
     for (at, texts) in [
@@ -376,7 +376,7 @@ fn an_outage_is_shown_until_a_daemon_responds() -> Result<()> {
     drop(fixture);
     browser.sees("kube-proxy has not answered since")?;
     browser.sees("no answer")?;
-    // The page still shows the last state.
+    // Without a server, the page still shows the last state.
     browser.sees("web-00000")?;
     browser.picture("gone")?;
     let _fixture = Fixture::start(World::with(30).in_mode("iptables"), port)?;

@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_have_three_significant_digits() {
+    fn figures_have_at_least_three_significant_digits() {
         let texts = [0.012_345, 1.234, 12.34, 123.4, 12_345.6, 0.999_9, 0.0].map(short);
         let wanted = ["0.0123", "1.23", "12.3", "123", "12,346", "1.00", "0"];
         assert_eq!(texts, wanted);

@@ -74,7 +74,7 @@ impl Binaries {
         &self.folder
     }
 
-    /// Returns the path of a program.
+    /// Returns the path of the program `name` in the directory.
     pub(crate) fn program(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }

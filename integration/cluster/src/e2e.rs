@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
-/// Results of the specs that `e2e.test` was asked to run.
+/// Results of the specs that were chosen for a run of `e2e.test`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Results {
     pub(crate) passed: Vec<String>,
@@ -220,7 +220,7 @@ impl Results {
 mod tests {
     use super::*;
 
-    /// Report in the format of ginkgo 2.
+    /// JUnit report in the format of ginkgo 2.
     const REPORT: &str = r#"<?xml version="1.0" encoding="UTF-8"?>
   <testsuites tests="5" disabled="2" errors="0" failures="1" time="12.5">
       <testsuite name="Kubernetes e2e suite" package="/x" tests="5">

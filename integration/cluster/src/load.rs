@@ -33,7 +33,7 @@ fn ask(open: Option<TcpStream>, to: SocketAddr) -> io::Result<(String, TcpStream
     Ok((who, socket))
 }
 
-/// Sends one request from a node or host, on a new connection.
+/// Sends one request from a node or host on a new connection. Fails without a reply.
 pub(crate) fn ask_once(from: &Place, to: SocketAddr) -> io::Result<()> {
     from.enter(|| ask(None, to).map(drop))
 }

@@ -47,7 +47,7 @@ pub(crate) fn lay(world: &mut World, count: u8) -> Result<Vec<Node>> {
         .collect()
 }
 
-/// Starts containerd on a node, imports the images, and starts the kubelet.
+/// Starts containerd on a node, imports the images into it, and starts the kubelet.
 pub(crate) fn start(
     node: &Node,
     binaries: &Binaries,

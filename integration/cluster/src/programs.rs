@@ -26,12 +26,12 @@ struct Program {
 }
 
 impl Programs {
-    /// Adds a program whose [`Running`] collects the output.
+    /// Adds a running program whose output [`Running`] collects.
     pub(crate) fn add(&self, name: &str, running: Running) {
         self.push(name, None, running);
     }
 
-    /// Starts a program on a node or host, and adds it. The program's output goes to a file.
+    /// Starts a program on a node or host, with its output in a file, and adds it.
     pub(crate) fn start(
         &self,
         place: &Place,
@@ -97,7 +97,7 @@ impl Programs {
     }
 }
 
-/// Starts a program on a node or host. The program's output goes to a file.
+/// Starts a program on a node or host, with its output in the file `log`.
 pub(crate) fn start(place: &Place, log: &Path, argv: &[String]) -> Result<Running> {
     let mut whole = vec![
         "sh".to_owned(),

@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::load::ask_once;
 use crate::run::Kubectl;
 
-/// Path of the DaemonSet patch, which users apply from the manifests directory.
+/// Path of our patch for kubeadm's DaemonSet, which users apply with `kubectl patch`.
 const PATCH: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../../manifests/kubeadm-patch/kubeproxydaemonset.yaml"

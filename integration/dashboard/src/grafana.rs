@@ -11,7 +11,7 @@ pub struct Range {
     pub from: f64,
     /// End of the range, in seconds since the epoch.
     pub to: f64,
-    /// Seconds between two points, and between two scrapes.
+    /// Seconds between two points, which is also the scrape interval.
     pub step: u64,
 }
 
@@ -177,8 +177,8 @@ impl<'a> Target<'a> {
         text(self.0, "/legendFormat")
     }
 
-    /// Returns the query with Grafana's variables replaced. `instance` is the pattern that Grafana
-    /// builds from the chosen nodes.
+    /// Returns the query with Grafana's variables replaced. `instance` is the regular expression
+    /// that Grafana builds from the chosen nodes.
     ///
     /// # Errors
     ///

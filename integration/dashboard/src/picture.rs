@@ -18,7 +18,7 @@ const GAP: u64 = 8;
 /// Width of a legend next to a chart, in pixels.
 const LEGEND: u64 = 250;
 
-/// Colours of series. People with colour blindness can distinguish these colours.
+/// Colours of series, which people with colour blindness can distinguish.
 const COLOURS: [&str; 10] = [
     "#3274d9", "#e0751c", "#37872d", "#c4162a", "#8f3bb8", "#0d98ba", "#b9770e", "#7b8a8b",
     "#d63384", "#1b1f24",
@@ -38,7 +38,7 @@ const STYLE: &str = "body{margin:12px;background:#f4f5f5;font:13px 'DejaVu Sans'
 /// A panel, and each of its queries with the resulting series.
 pub type PanelResult<'a> = (Panel<'a>, Vec<(Target<'a>, Vec<Series>)>);
 
-/// Returns the dashboard as an HTML page.
+/// Returns the dashboard with the results of its queries as an HTML page.
 pub fn page(dashboard: &Dashboard, range: &Range, panels: &[PanelResult<'_>]) -> String {
     let bottom = panels.iter().map(|(panel, _)| {
         let [_, y, _, h] = panel.grid_position();

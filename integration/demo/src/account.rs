@@ -11,7 +11,7 @@ use lab::{Answer, Place, Running};
 use scenarios::{VirtualServer, VirtualServers, virtual_servers};
 use serde_json::Value;
 
-/// Timeout for the daemon to program a node.
+/// Timeout for the daemon to program a node's Services.
 const PROGRAMMED_WITHIN: Duration = Duration::from_secs(20);
 
 /// Report of the demo: the number of confirmed claims, and the texts of failed claims.
@@ -170,7 +170,7 @@ fn list(value: &Value, at: &str, cell: impl Fn(&Value) -> String) -> String {
     }
 }
 
-/// Starts kube-proxy on a node. Its source is a manifest directory.
+/// Starts kube-proxy on a node, with a manifest directory as its source and with further `flags`.
 pub(crate) fn start(
     kube_proxy: &Path,
     node: &Place,

@@ -64,7 +64,7 @@ pub(crate) fn print(arguments: &Arguments) -> Result<()> {
     page.close()
 }
 
-/// Cluster of the page: two nodes, three server pods, one client pod, two external hosts, and the
+/// Cluster of the tour: two nodes, three server pods, one client pod, two external hosts, and the
 /// daemon on node1.
 struct Stage {
     _world: World,

@@ -1,4 +1,5 @@
-//! Parses each saved input once. Then parses random mutations of the inputs for a few seconds.
+//! Runs each fuzz target on its stored inputs, and then on random mutations of them for a few
+//! seconds.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::fs;

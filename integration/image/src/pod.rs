@@ -29,8 +29,8 @@ const DEFAULT_CAPABILITIES: [&str; 14] = [
     "AUDIT_WRITE",
 ];
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// A dummy CA certificate. The API server fixture speaks plain HTTP. Without this file, the daemon
-/// would look for the system's CA certificates.
+/// CA certificate of the pod's ServiceAccount. The API server fixture speaks plain HTTP, but
+/// without this file the daemon would look for the system's CA certificates.
 const CA: &str = include_str!("../testdata/ca.crt");
 
 /// A DaemonSet's pod on a node.

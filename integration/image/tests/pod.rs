@@ -349,8 +349,8 @@ fn with_the_least_privilege(c: &Cluster, variant: &str) -> Outcome {
 /// therefore does not affect the running pod, even after a crash. In the next pod, the init
 /// container prepares the new mode, and the daemon runs it.
 fn an_edited_mode_is_used_by_the_next_pod(c: &mut Cluster) -> Outcome {
-    // iptables mode binds no Service address on the node. The node's own packets to Services
-    // therefore need a route.
+    // The node's own packets to a Service need a route, because iptables mode makes no Service
+    // address local.
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
     let backend = lab::iptables_backend();
@@ -442,12 +442,12 @@ fn legacy_iptables_without_net_raw_is_reported(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// This image is one static binary in an empty file system. The daemon has only the capability
-/// `NET_ADMIN`. It runs nftables mode, and IPVS mode with the nftables shim, which is the only
-/// possible shim.
+/// This image contains only a static binary and a link to it. With only the capability `NET_ADMIN`,
+/// the daemon must run nftables mode, and IPVS mode with the nftables shim (the only possible
+/// shim).
 fn the_image_contains_only_the_daemon(c: &mut Cluster) -> Outcome {
-    // nftables mode binds no Service address on the node. The node's own packets to Services
-    // therefore need a route.
+    // The node's own packets to a Service need a route, because nftables mode makes no Service
+    // address local.
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
     let folder = c.folder().join("image");
@@ -479,8 +479,8 @@ fn the_image_contains_only_the_daemon(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Tests a setup that the manifests do not use: the binary has file capabilities, and a non-root
-/// user runs it.
+/// In a setup that the manifests do not use, the binary has file capabilities, and a non-root user
+/// runs it.
 fn a_non_root_daemon_passes_file_capabilities_to_its_programs(c: &mut Cluster) -> Outcome {
     let deployed = Deployed::new(c, &build(&manifests().join("least-privilege/nft"))?)?;
     let mut spec = deployed.pod.container()?;

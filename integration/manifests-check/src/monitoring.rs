@@ -68,7 +68,7 @@ fn is_known(word: &str) -> bool {
     })
 }
 
-/// Returns the names of the metrics in an expression.
+/// Returns the names of the daemon's metrics in a PromQL expression.
 fn metrics(expression: &str) -> BTreeSet<&str> {
     let words = expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     words

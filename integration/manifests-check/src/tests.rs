@@ -120,7 +120,7 @@ fn unknown_fields_and_wrong_types_in_manifests_are_errors() {
     }
 }
 
-/// A patch merges fields. `null` and `$patch` remove fields.
+/// A patch merges fields. `null` removes a field, and `$patch: delete` removes a list element.
 #[test]
 fn patches_are_applied_as_strategic_merge_patches() {
     let mut object = json!({
@@ -253,7 +253,7 @@ fn the_chart_has_the_version_of_the_workspace() {
     assert_eq!(values[0]["architectures"], json!(built));
 }
 
-/// Our DaemonSet must equal kubeadm's DaemonSet except for the fields in this test.
+/// Our DaemonSet must equal kubeadm's DaemonSet except for the fields that this test lists.
 #[test]
 fn our_daemon_set_equals_kubeadms_except_for_listed_fields() {
     let mut merged = kubeadms_daemon_set();

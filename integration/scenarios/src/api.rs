@@ -34,8 +34,8 @@ pub struct ApiServer {
 }
 
 impl ApiServer {
-    /// Creates the first objects (`node1` and the cluster's ServiceCIDR). Does not start the
-    /// server. `watch_list` enables streamed initial lists.
+    /// Creates a stopped server with the first objects: the Node `node1` and the cluster's
+    /// ServiceCIDR. `watch_list` enables streamed initial lists.
     pub(crate) fn new(place: &Place, address: SocketAddr, watch_list: bool) -> Result<Self> {
         Ok(Self {
             place: place.clone(),
@@ -140,7 +140,8 @@ impl ApiServer {
         self.server = None;
     }
 
-    /// Returns the requests that the server has received since its start.
+    /// Returns the requests that the server has received since its start, or none while it is
+    /// stopped.
     pub fn requests(&self) -> Vec<Request> {
         self.server
             .as_ref()

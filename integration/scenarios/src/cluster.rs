@@ -128,7 +128,7 @@ impl Cluster {
         &self.folder
     }
 
-    /// Returns the manifest directory.
+    /// Returns the directory from which the daemon reads manifests.
     pub fn manifests(&self) -> PathBuf {
         self.folder.join("manifests")
     }
@@ -288,7 +288,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Sends the daemon SIGKILL, like the kernel's out-of-memory killer. Waits for its exit.
+    /// Kills the daemon with SIGKILL, as the kernel's out-of-memory killer would, and waits for its
+    /// exit.
     pub fn kill(&mut self) -> Result<()> {
         self.signal(Signal::KILL)?;
         self.end(false).map(drop)
@@ -326,7 +327,7 @@ impl Cluster {
 
     // ---- the kernel of node1 ----
 
-    /// Returns the virtual servers of node1.
+    /// Returns the IPVS virtual servers of node1.
     pub fn servers(&self) -> Result<VirtualServers> {
         kernel::virtual_servers(&self.node1)
     }

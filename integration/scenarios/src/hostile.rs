@@ -1,5 +1,4 @@
-//! A manifest directory with hostile objects. An API server would reject some of these objects, and
-//! accept others:
+//! Manifests with hostile objects. An API server would reject some of them, and accept others:
 //!
 //! - thousands of ports, ten thousand source ranges;
 //! - wrong families, loopback and broadcast addresses;

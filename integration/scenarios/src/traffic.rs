@@ -94,8 +94,8 @@ pub fn under_traffic(
         let mut ports = ports.cycle().skip(used % all).take(all);
         for port in ports.by_ref().take(held) {
             let dial = from.dial(Transport::Tcp, at(to)).from_port(port);
-            // A reset at the end frees the port immediately. The port numbers wrap around, so the
-            // next traffic may soon use this port.
+            // A reset at the end frees the port immediately. Later traffic may soon use this port
+            // again, because port numbers wrap around.
             let mut connection = dial.timeout(SOON).reset_on_close().open()?;
             let who = connection.ask()?.who;
             open.push((connection, who, name.clone()));

@@ -91,7 +91,7 @@ fn a_changed_configuration_is_applied_without_losing_connections(c: &mut Cluster
     };
     all_answer()?;
 
-    // The new file is invalid, so the daemon keeps its current configuration.
+    // The new file is invalid, so the daemon keeps the configuration in use.
     map.publish("..2", "mode: [\n")?;
     c.await_line("going on with the configuration in use")?;
     ensure!(scheduler(c, "TCP 10.96.0.10:80")? == "rr");
@@ -137,7 +137,7 @@ fn a_changed_configuration_is_applied_without_losing_connections(c: &mut Cluster
     }
     all_answer()?;
     c.until_answered(&c.client, "10.96.0.10:80")?;
-    // The process has not restarted, and still watches objects.
+    // The same process still runs and watches objects, so it programs this change.
     let less = web().endpoints("10.244.2.10 fd44:1::10");
     c.apply(&less)?;
     c.until_served(&less)?;
@@ -536,7 +536,7 @@ fn kernel_settings_are_restored_or_reported(c: &mut Cluster) -> Outcome {
     ensure!(!said.contains("route_localnet"), "{said}");
     c.stop()?;
 
-    // Changes the mode, and changes it back.
+    // Changes to iptables mode, and back to IPVS mode.
     map.publish("..7", "mode: iptables\n")?;
     c.start(&[&map.flag()])?;
     ensure!(setting(c, "net.ipv4.conf.all.route_localnet")? == "1");

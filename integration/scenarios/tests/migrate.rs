@@ -323,8 +323,8 @@ fn entries_of_iptables_mode_are_removed_after_ipvs_mode_serves(c: &mut Cluster) 
     })?;
     let state = p.state()?;
     let chains = state.lines().filter(|line| line.starts_with(":KUBE-"));
-    // Counts the shim's chains in both families, the kubelet's chains, and two chains of other
-    // programs with similar names.
+    // The shim has 11 chains in each family. The kubelet has two chains, and other programs have
+    // two chains with similar names.
     assert_eq!(chains.count(), 2 * 11 + 4, "{state}");
     assert!(
         !state.contains("-j DNAT") && !state.contains("KUBE-SVC-"),
@@ -410,7 +410,7 @@ fn entries_of_ipvs_mode_are_removed_after_iptables_mode_serves(c: &mut Cluster) 
     assert_eq!(output.status.code(), Some(0), "{}", output.stderr);
     let left = saved()?;
     let left: Vec<&str> = left.lines().filter(|line| line.contains("KUBE-")).collect();
-    // The chain KUBE-FIREWALL belongs to the kubelet.
+    // Only the kubelet's chain KUBE-FIREWALL stays.
     assert!(
         left.len() == 2 * 3 && left.iter().all(|line| line.contains("KUBE-FIREWALL")),
         "{left:?}"

@@ -330,7 +330,7 @@ fn udp_flows_older_than_the_service_are_served(c: &mut Cluster) -> Outcome {
 /// unless the daemon deletes the entry.
 fn busy_udp_flows_recover_after_a_repair(c: &mut Cluster) -> Outcome {
     const OUTAGE: Duration = Duration::from_secs(5);
-    // Starts the daemon with its default periods.
+    // Starts the daemon with the default sync periods.
     let service = Service::new("dns", "10.96.0.10 fd96::10")
         .port(udp(53, 8080))
         .endpoints(NEAR);

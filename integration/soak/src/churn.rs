@@ -43,7 +43,8 @@ pub(crate) struct Churn {
 }
 
 impl Churn {
-    /// Creates the first Services, and the Services that stay for the whole run.
+    /// Starts the pod, and creates the changing Services and the Services that stay for the whole
+    /// run.
     ///
     /// # Errors
     /// Fails if the world or the API server rejects a change.
@@ -224,7 +225,7 @@ fn delete(api: &ApiServer, service: &Service) -> Result<()> {
     api.delete_service(service.name())?;
     for family in ["ipv4", "ipv6"] {
         let slice = format!("{}-{family}", service.name());
-        // Some Services have EndpointSlices of only one family.
+        // Some Services have only IPv4 addresses, and therefore no EndpointSlice for IPv6.
         if let Err(error) = api.delete_slice(&slice)
             && family == "ipv4"
         {

@@ -121,8 +121,8 @@ fn soak(arguments: &Arguments) -> Result<ExitCode> {
     let mut api = cluster.api_server(true)?;
     api.start()?;
     let mode = format!("--proxy-mode={}", arguments.mode);
-    // The daemon logs little, because the guest keeps the log in memory. Drift checks are frequent,
-    // so that the daemon allocates memory for them before the judged part begins.
+    // The daemon logs little, because the guest keeps the log in memory. Checks of drift are
+    // frequent, so that their memory is allocated before the judged part begins.
     let flags = [
         mode.as_str(),
         "--v=1",

@@ -61,7 +61,7 @@ const fn figure(
 /// A sample: the values of all figures, in the order of [`FIGURES`].
 pub(crate) type Values = [u32; FIGURES.len()];
 
-/// Measures all figures.
+/// Measures all figures of the daemon's process and of node1's kernel.
 ///
 /// # Errors
 /// Fails if the daemon has ended, or if an operator's tool fails.

@@ -40,8 +40,8 @@ pub(crate) fn start(cluster: &Cluster) -> Traffic {
     traffic
 }
 
-/// Returns the results of the clients of two groups of Services: the steady Services, where no
-/// request may fail, and the changing Services.
+/// Returns the clients' results for the steady Services, where no request may fail, and for the
+/// changing Services.
 pub(crate) fn accounts(traffic: &Traffic) -> [Account; 2] {
     let mut accounts = traffic.accounts();
     [STEADILY, ELSEWHERE].map(|name| accounts.remove(name).unwrap_or_default())
@@ -54,8 +54,8 @@ fn steady(rest_ms: u64) -> Client {
     }
 }
 
-/// Source ports of the clients. Two clients use other ports: the client with a persistent
-/// connection, and the client of the changing Services.
+/// Source ports of most clients. The client with a persistent connection and the client of the
+/// changing Services use other ports.
 const PORTS: Range<u16> = 10_000..12_500;
 
 /// Sends requests to a steady Service, each on a new connection with the next source port.

@@ -32,7 +32,7 @@ const QUESTIONS: [(&str, &str); 9] = [
 /// Names of the Services to which the destinations in [`QUESTIONS`] belong.
 const SERVICES: [&str; 3] = ["default/web1", "default/web2", "default/host"];
 
-/// A condition on the node that may stop replies to clients.
+/// An obstacle on the node that may stop replies to clients.
 struct Fault {
     what: &'static str,
     /// Script that adds the obstacle.
@@ -43,8 +43,8 @@ struct Fault {
     is_for_all: bool,
 }
 
-/// Conditions that may stop replies: kernel settings, chain policies and rules. The first row
-/// changes nothing.
+/// Obstacles for replies: kernel settings, chain policies and rules. The first row tests without an
+/// obstacle.
 const FAULTS: [Fault; 10] = [
     Fault {
         what: "nothing",
@@ -119,7 +119,7 @@ ports: [{protocol: TCP, port: 8081}]
 endpoints: [{addresses: [172.35.0.100], nodeName: node1, conditions: {ready: true}}]
 ";
 
-/// Compares explain with packets:
+/// Compares predictions of `kube-proxy explain` with packets:
 ///
 /// - If explain expects a reply, the reply must arrive.
 /// - If explain expects no reply, no reply may arrive.

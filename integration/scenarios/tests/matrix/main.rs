@@ -76,7 +76,7 @@ fn is_in_tests(story: &str) -> bool {
     story == rows
 }
 
-/// Time limit of the lab run. Each test has a shorter limit.
+/// Time limit of the lab's boot and all tests. Each test has its own, shorter limit.
 const LIMIT: Duration = Duration::from_mins(15);
 
 fn main() {

@@ -129,7 +129,7 @@ const REFRESH: &str = "
         for chain in INPUT FORWARD OUTPUT; do $t -D $chain -j cali-$chain; $t -I $chain -j cali-$chain; done
         $t -t nat -D POSTROUTING -j cali-POSTROUTING; $t -t nat -I POSTROUTING -j cali-POSTROUTING
     done";
-/// Script that prints the first rule of each chain.
+/// Script that prints the first rule of INPUT, FORWARD and OUTPUT, in both IP families.
 const FIRST: &str = "
     for t in iptables-$backend ip6tables-$backend; do
         for chain in INPUT FORWARD OUTPUT; do $t -S $chain 1; done
@@ -244,7 +244,7 @@ ip6 6 fd44:1::99 fd44::/16 fd35::100, fd44:1::1
 .
 ";
 
-/// A data plane of Felix.
+/// A data plane of Felix, Calico's agent, and the scripts that imitate it.
 struct DataPlane {
     /// Script that adds the rules of this data plane.
     rules: &'static str,

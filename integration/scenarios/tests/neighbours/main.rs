@@ -21,7 +21,7 @@ use anyhow::{Context as _, Result, ensure};
 use lab::{Place, Transport};
 use scenarios::{Cluster, Outcome, Service, at, kube_proxy, stories, tcp, tell};
 
-/// Time limit of the lab run. Each test has a shorter limit.
+/// Time limit of the lab's boot and all tests. Each test has its own, shorter limit.
 const LIMIT: Duration = Duration::from_mins(10);
 
 fn main() {

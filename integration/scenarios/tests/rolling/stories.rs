@@ -1,4 +1,4 @@
-//! Tests of draining. Each test covers one aspect.
+//! Tests of draining, each of which covers one aspect.
 
 use std::time::{Duration, Instant};
 
@@ -64,7 +64,7 @@ pub(crate) fn an_endpoint_that_returns_during_a_restart_serves(c: &mut Cluster) 
     Ok(())
 }
 
-pub(crate) fn udp_and_sctp_endpoints_do_not_drain(c: &mut Cluster) -> Outcome {
+pub(crate) fn removed_udp_and_sctp_endpoints_do_not_drain(c: &mut Cluster) -> Outcome {
     let has_sctp = c
         .near
         .serve_sctp(8080)

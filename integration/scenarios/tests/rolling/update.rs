@@ -22,7 +22,7 @@ const GRACE: Duration = Duration::from_secs(5);
 const CLUSTER_IP: &str = "10.96.0.10:80";
 const NODE_PORT: &str = "172.35.0.100:30080";
 
-/// A pod, and its endpoint of the Service.
+/// A pod with its web server, and the address of its endpoint.
 #[derive(Debug)]
 struct Pod {
     place: Place,

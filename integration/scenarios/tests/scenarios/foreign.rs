@@ -58,7 +58,7 @@ fn until_answered_by(c: &Cluster, who: &str) -> Outcome {
         .with_context(|| format!("{last} instead of {who}"))
 }
 
-pub(crate) fn foreign_kernel_state_stays(c: &mut Cluster) -> Outcome {
+pub(crate) fn the_daemon_keeps_other_programs_kernel_state(c: &mut Cluster) -> Outcome {
     c.sh(FOREIGN)?;
     let foreign = c.state()?;
     let is_framing =

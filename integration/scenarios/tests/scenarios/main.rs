@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use scenarios::{stories, tell};
 
-/// Time limit of the lab run. Each test has a shorter limit.
+/// Time limit of the lab's boot and all tests. Each test has its own, shorter limit.
 const LIMIT: Duration = Duration::from_mins(10);
 
 fn main() {
@@ -40,7 +40,7 @@ fn main() {
         api: services_from_streamed_lists_are_served, services_from_cached_lists_are_served, an_api_server_that_starts_later_is_awaited, services_stay_while_the_api_server_is_unreachable, invalid_responses_keep_all_services;
         restart: a_restart_writes_nothing_and_keeps_connections;
         shim: upstreams_and_lean_shims_switch_under_traffic, nftables_and_iptables_shims_switch_under_traffic if has_nft(), the_shims_nftables_table_is_repaired if has_nft(), the_nftables_shim_needs_neither_iptables_nor_ipset if has_nft(), leftover_rules_without_iptables_are_logged_at_each_start if has_nft(), foreign_dnat_rules_do_not_affect_service_traffic if has_nft();
-        foreign: foreign_kernel_state_stays;
+        foreign: the_daemon_keeps_other_programs_kernel_state;
         drift: a_resync_repairs_each_kind_of_damage;
         vip_mode: a_change_of_the_vip_mode_keeps_open_connections, a_service_range_excludes_the_subnets_of_other_interfaces, strict_arp_applies_to_device_addresses_and_to_routes, service_addresses_answer_ping_only_with_the_flag;
         addresses: node_ports_follow_the_node_addresses, node_ports_at_added_node_addresses_have_exact_semantics if has_nft(), node_ports_at_a_moved_address_are_removed;
