@@ -32,7 +32,7 @@ pub struct Fixture {
 }
 
 impl Fixture {
-    /// Starts a server on a port of 127.0.0.1. Port 0 chooses a free port.
+    /// Starts an HTTP server on a port of 127.0.0.1. Port 0 chooses a free port.
     ///
     /// # Errors
     ///
@@ -105,7 +105,7 @@ async fn serve(listener: TcpListener, world: Arc<World>, requests: Arc<AtomicUsi
                 }
                 Ok::<_, Infallible>(respond(&world, &head))
             });
-            // Ignores the error: the browser may have closed the connection.
+            // Ignores the error, because the browser may have closed the connection.
             let _ = http1::Builder::new()
                 .serve_connection(TokioIo::new(stream), answer)
                 .await;

@@ -1,4 +1,4 @@
-//! Line charts over the number of Services with two logarithmic axes, and bar charts.
+//! Line charts over the number of Services, with two logarithmic axes, and bar charts.
 
 use std::fmt::Write as _;
 

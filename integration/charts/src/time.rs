@@ -1,4 +1,4 @@
-//! Line charts over time with two linear axes from zero.
+//! Line charts over time, with two linear axes that start at zero.
 
 use std::fmt::Write as _;
 

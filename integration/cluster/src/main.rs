@@ -38,8 +38,8 @@ use proxy::{Image, Proxy};
 /// Exit status if Kubernetes' programs or the node's packages are missing.
 const MISSING: u8 = 2;
 
-/// Time between the limit for new specs and the end of the run, in which `e2e.test` writes its
-/// report.
+/// Time that `e2e.test` gets for its report: from the last start of a spec until the end of the
+/// run.
 const TO_REPORT: Duration = Duration::from_mins(2);
 
 /// Script that prepares the kernel modules:

@@ -17,7 +17,7 @@ const STARTS_WITHIN: Duration = Duration::from_mins(5);
 const READY_WITHIN: Duration = Duration::from_mins(4);
 const SCRIPT: &str = include_str!("../node.sh");
 
-/// A node with a running containerd and kubelet.
+/// A node, and its running containerd and kubelet.
 #[derive(Debug)]
 pub(crate) struct Kubelet {
     pub(crate) node: Node,

@@ -1,4 +1,4 @@
-//! Programs that must run as long as the cluster exists.
+//! Runs the programs of a cluster, and makes each wait fail if a program has ended.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -22,7 +22,7 @@ const START: Duration = Duration::from_secs(20);
 /// Value of a sample that is not a number, such as a quantile of an empty histogram.
 const NONE: &str = "NaN";
 
-/// A time series from a response.
+/// A time series from a response of Prometheus.
 #[derive(Debug, Clone, Default)]
 pub struct Series {
     /// Labels of the series, by name.

@@ -20,7 +20,7 @@ const TRIED: [&str; 5] = ["ipvs", "ipvs-nftables", "iptables", "nftables", "user
 const READ_WITHIN: Duration = Duration::from_secs(10);
 /// Time limit for one mode to program all objects, in a debug build.
 const DONE_WITHIN: Duration = Duration::from_mins(1);
-/// Limit for the peak memory of this process with all fake kernels, in KiB.
+/// Maximum peak memory of this process, including all fake kernels, in KiB.
 const MEMORY_MAX: u64 = 256 * 1024;
 
 const GOOD: &str = "

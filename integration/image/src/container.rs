@@ -73,7 +73,7 @@ pub struct Spec {
     /// Capabilities in the bounding set, by their names in a manifest (`NET_ADMIN`). `None` grants
     /// all.
     pub capabilities: Option<Vec<String>>,
-    /// True if a program in the container may gain rights that its caller lacks.
+    /// True if programs in the container may gain privileges (`allowPrivilegeEscalation`).
     pub escalation: bool,
     /// Numeric user ID of the container, which is also its group ID.
     pub user: u32,
@@ -122,7 +122,8 @@ impl Container {
         self.running.said()
     }
 
-    /// Returns the credentials of the container's first process, from `/proc/PID/status`.
+    /// Returns the user, groups and capabilities of the container's first process, from
+    /// `/proc/PID/status`.
     pub fn credentials(&self) -> Result<Credentials> {
         let pid = self.process()?.as_raw_nonzero();
         Ok(Credentials(fs::read_to_string(format!(
@@ -168,8 +169,8 @@ impl Credentials {
             .join(" ")
     }
 
-    /// Returns a set of capabilities, such as `CapEff`, by their manifest names and in the order of
-    /// their numbers.
+    /// Returns a set of capabilities, such as `CapEff`, by their manifest names and in numeric
+    /// order.
     pub fn capabilities(&self, set: &str) -> Result<Vec<String>> {
         let bits = u64::from_str_radix(&self.field(set), 16).context(set.to_owned())?;
         let set = CapabilitySet::from_bits_retain(bits);

@@ -20,7 +20,7 @@ const LISTS: [&str; 4] = [
 
 /// Placeholder in the rules for the base URL of the runbooks.
 const RUNBOOKS: &str = "https://runbooks.example.com";
-/// Path of the page that has a heading for each alert.
+/// Path of the runbook page, which has a heading for each alert.
 const PAGE: &str = "/docs/troubleshooting.md";
 
 /// Prefixes of the names of the daemon's metrics.

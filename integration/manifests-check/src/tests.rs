@@ -47,7 +47,7 @@ pub(crate) fn kubeadms_daemon_set() -> Value {
 /// Creates a temporary directory for one test.
 fn scratch(name: &str) -> PathBuf {
     static COUNT: AtomicU32 = AtomicU32::new(0);
-    // Tests run in parallel, and two tests may use the same name.
+    // Makes the name unique, because tests run in parallel, and two tests may use the same `name`.
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     let process = std::process::id();
     let folder = std::env::temp_dir().join(format!("manifests-check-{name}-{process}-{number}"));

@@ -117,7 +117,7 @@ impl ApiServer {
         self.tls = Some((tls, token.to_owned()));
     }
 
-    /// Starts the server on its listen address.
+    /// Starts the server at its address, with its present objects.
     pub fn start(&mut self) -> Result<()> {
         let options = Options {
             listener: Some(self.listen()?),
@@ -213,7 +213,7 @@ impl InvalidApiServer {
         })
     }
 
-    /// Returns the number of responses so far.
+    /// Returns the number of responses that this server has sent.
     pub fn answers(&self) -> usize {
         self.answers.load(Ordering::Relaxed)
     }

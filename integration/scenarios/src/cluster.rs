@@ -29,7 +29,8 @@ const API: &str = "172.35.0.9:6443";
 /// Networks that the external host routes through node1.
 const SERVICE_RANGES: &str = "10.96.0.0/16 192.0.2.0/24 fd96::/112 2001:db8::/64";
 
-/// Nodes, pods and a host outside the cluster. At most one daemon runs at a time, on node1.
+/// Nodes, pods and a host outside the cluster. The cluster owns at most one daemon at a time, on
+/// node1.
 ///
 /// The pods `near` and `far` serve TCP and UDP port 8080, in both families.
 #[derive(Debug)]
@@ -58,7 +59,7 @@ pub struct Cluster {
     pub patience: Duration,
     folder: PathBuf,
     daemon: Option<Running>,
-    /// Output of all daemons of this test that have ended.
+    /// Combined output of this test's daemons that have ended.
     said: String,
 }
 
@@ -276,7 +277,7 @@ impl Cluster {
         Ok(output.stderr)
     }
 
-    /// Waits until the daemon exits with status 0 by itself, as with `--cleanup`.
+    /// Waits until the daemon exits with status 0 by itself, as `--cleanup` does.
     pub fn await_end(&mut self) -> Result<()> {
         let output = self.end(false)?;
         ensure!(

@@ -9,7 +9,7 @@ use lab::Place;
 /// 7`).
 pub type VirtualServers = BTreeMap<String, VirtualServer>;
 
-/// A virtual server with its destinations.
+/// An IPVS virtual server with its destinations.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct VirtualServer {
     /// Scheduler and flags of the virtual server: `rr`, `rr -p 10800`.

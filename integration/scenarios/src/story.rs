@@ -8,7 +8,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 use crate::cluster::{self, Cluster};
 
-/// Result of a test, which fails with an error.
+/// Result of a test. An error means that the test has failed.
 pub type Outcome = anyhow::Result<()>;
 
 /// A named test, and the condition under which it can run.
@@ -18,7 +18,7 @@ pub struct Story {
     pub name: &'static str,
     /// Function that runs the test in its own cluster.
     pub tell: fn(&mut Cluster) -> Outcome,
-    /// Condition for the test to run on this kernel.
+    /// Function that returns true if the test can run on this kernel.
     pub is_possible: fn() -> bool,
 }
 

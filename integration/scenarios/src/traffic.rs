@@ -15,8 +15,8 @@ use crate::cluster::{ANSWERED_WITHIN, SOON, at};
 /// Pause between two requests of a background client.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Timeout of a request, shorter than TCP's first retransmission (1 s). A single lost packet
-/// therefore makes the request fail.
+/// Timeout of a request, shorter than TCP's initial retransmission timeout (1 s). A single lost
+/// packet therefore makes the request fail.
 pub const FIRST_TRY: Duration = Duration::from_millis(900);
 
 /// Value of [`lab::traffic::Client::excuse`] with which even the shortest stall of the VM excuses a

@@ -724,7 +724,8 @@ fn init_only_names_a_missing_kernel_module(c: &mut Cluster) -> Outcome {
             "cannot write the rules of iptables mode",
         ),
     ] {
-        // The earlier tests have left their state in the kernel.
+        // With the module, the init container must succeed, although earlier tests have left state
+        // in the kernel.
         let (is_done, said) = init_only(c, "", &format!("--proxy-mode={mode}"))?;
         ensure!(is_done, "{said}");
         c.sh("sysctl -q kernel.modprobe=/bin/false")?;

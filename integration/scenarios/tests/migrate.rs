@@ -46,8 +46,8 @@ const DUALSTACK: UpstreamState = golden!("dualstack");
 /// A golden case: a Service with a ClusterIP, a NodePort and a load-balancer address, and a pod on
 /// each node.
 const LOAD_BALANCER: UpstreamState = golden!("lb-ip");
-/// Kernel state of upstream's iptables mode for the same objects, without rules with nfacct
-/// counters, which no tool can load.
+/// Kernel state of upstream's iptables mode for the same objects. It lacks rules with nfacct
+/// counters, because no tool can load them.
 const IPTABLES_MODE: UpstreamState = UpstreamState {
     sets: "",
     servers: "",

@@ -53,7 +53,7 @@ const LEAN: ModeForm = ModeForm {
     flags: &["--proxy-mode=ipvs", "--ipvs-shim=lean"],
     marks: &[DEVICE, ADDRESS, SET, MATCH],
 };
-/// IPVS mode with exact semantics, and with the shim in iptables and ipsets.
+/// IPVS mode with `--ipvs-semantics=exact`, and with the shim in iptables and ipsets.
 const EXACT_LEAN: ModeForm = ModeForm {
     name: "exact_lean",
     flags: &[
@@ -63,7 +63,7 @@ const EXACT_LEAN: ModeForm = ModeForm {
     ],
     marks: &[DEVICE, ROUTE, SET, MATCH, MARKS],
 };
-/// IPVS mode with exact semantics, and with the shim in nftables.
+/// IPVS mode with `--ipvs-semantics=exact`, and with the shim in nftables.
 const EXACT: ModeForm = ModeForm {
     name: "exact",
     flags: &[
@@ -226,8 +226,8 @@ fn set_up(c: &Cluster) -> Outcome {
     c.apply(&service.endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10"))?;
     // Adds another program's virtual server, which every change of the mode must keep.
     c.sh("ipvsadm -A -t 198.51.100.9:9 -s rr && ipvsadm -a -t 198.51.100.9:9 -r 10.244.2.10:9 -m")?;
-    // With exact semantics, a firewall mark selects the virtual server of this Service for clients
-    // outside the cluster.
+    // With `--ipvs-semantics=exact`, a firewall mark selects the virtual server of this Service for
+    // clients outside the cluster.
     let local = Service::new("local", "10.96.0.12 fd96::12").port(tcp(80, 8080));
     let local = local.ingress("192.0.2.30 2001:db8::30");
     let local = local.spec("externalTrafficPolicy: Local");

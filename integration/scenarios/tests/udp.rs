@@ -395,7 +395,7 @@ fn a_restart_deletes_only_stale_flows(c: &mut Cluster) -> Outcome {
     assert!(!c.said().contains("stale UDP flows deleted"));
     assert_eq!(flows(c)?, before);
 
-    // Replaces the endpoint while no daemon runs.
+    // Replaces the endpoint while no daemon runs, so that the clients' flows become stale.
     c.stop()?;
     c.apply(&dns().endpoints(FAR))?;
     until_all_ask(&mut clients, "near", scenarios::SOON)?;

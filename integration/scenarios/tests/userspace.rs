@@ -18,8 +18,8 @@ use scenarios::{
     with_backend,
 };
 
-/// Timeout of a request, shorter than TCP's first retransmission (1 s). A single lost packet
-/// therefore makes the request fail.
+/// Timeout of a request, shorter than TCP's initial retransmission timeout (1 s). A single lost
+/// packet therefore makes the request fail.
 const FIRST_TRY: Duration = Duration::from_millis(900);
 
 /// Timeout of a connection. It is longer than the relay takes to try all endpoints, with a margin
@@ -35,7 +35,7 @@ const BROKEN: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: broken\n";
 /// A mode with its flags, and kernel state that identifies it.
 struct ModeForm {
     flags: &'static [&'static str],
-    /// Text that [`held`] contains only while the mode is active.
+    /// Text that the output of [`held`] contains only while the mode is active.
     mark: &'static str,
 }
 

@@ -16,25 +16,26 @@ const REPLACED: u32 = 3;
 const CHANGED: u32 = 5;
 /// Number of rounds between two restarts of the pod.
 const POD_LIVES: u32 = 4;
-/// Number of addresses that a slot's Services use in turn.
+/// Number of addresses that the successive Services of a slot use in turn.
 const ADDRESSES: u32 = 3;
 /// Number of addresses that the pod uses in turn, one after each restart.
 const POD_ADDRESSES: u32 = 60;
 
-/// Address of the Service that always has an endpoint: `10.96.255.1`, TCP and UDP port 80. Clients
-/// send requests to this Service continuously.
+/// Address and TCP port of the Service `steady`, which always has an endpoint. Clients send
+/// requests to it continuously, over TCP and UDP.
+/// 80. Clients send requests to it continuously.
 pub(crate) const STEADY: &str = "10.96.255.1:80";
-/// IPv6 address of the Service that always has an endpoint.
+/// IPv6 address and TCP port of the Service `steady`, which always has an endpoint.
 pub(crate) const STEADY_V6: &str = "[fd96::ff01]:80";
-/// Address of the Service with session affinity.
+/// Address and TCP port of the Service `sticky`, which has session affinity.
 pub(crate) const STICKY: &str = "10.96.255.2:80";
 
 /// Changing Services of a run. A Service belongs to a numbered slot, and a new Service replaces the
 /// old Service of its slot.
 #[derive(Debug)]
 pub(crate) struct Churn {
-    /// State of each slot: how often its Service was replaced, and the number that selects its
-    /// endpoints.
+    /// State of each slot: the number of replacements of its Service, and the number that selects
+    /// its endpoints.
     slots: Vec<(u32, u32)>,
     pod: Place,
     /// Index of the pod's present address.

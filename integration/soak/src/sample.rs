@@ -1,4 +1,4 @@
-//! Samples of the daemon's process and of node1's kernel state.
+//! Samples of figures of the daemon's process and of node1's kernel state.
 
 use std::fs;
 

@@ -10,9 +10,9 @@ use scenarios::{Cluster, at};
 
 use crate::churn::{Churn, STEADY, STEADY_V6, STICKY};
 
-/// Timeout for the reply of a Service that always has endpoints.
+/// Timeout for the reply of a steady Service, which always has endpoints.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Timeout for the reply of a Service that may have no endpoint.
+/// Timeout for the reply of a changing Service, which may have no endpoint.
 const BRIEF: Duration = Duration::from_millis(300);
 /// Shortest stall of the VM that excuses the timeout of a request: half of [`PATIENCE`].
 const EXCUSE: Duration = Duration::from_millis(2_500);
@@ -58,7 +58,7 @@ fn steady(rest_ms: u64) -> Client {
 /// changing Services use other ports.
 const PORTS: Range<u16> = 10_000..12_500;
 
-/// Sends requests to a steady Service, each on a new connection with the next source port.
+/// Sends requests to the Service `steady`, each on a new connection with the next source port.
 fn ask(traffic: &mut Traffic, from: &Place, transport: Transport, to: &'static str, rest_ms: u64) {
     let place = from.clone();
     let mut ports = PORTS.cycle();
@@ -69,7 +69,7 @@ fn ask(traffic: &mut Traffic, from: &Place, transport: Transport, to: &'static s
     });
 }
 
-/// Sends requests to a steady Service on one connection, which lasts for the whole run.
+/// Sends requests to the Service `steady` on one connection, which lasts for the whole run.
 fn hold(traffic: &mut Traffic, from: &Place) {
     let place = from.clone();
     let mut held: Option<Connection> = None;

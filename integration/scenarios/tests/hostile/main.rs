@@ -1,5 +1,6 @@
 //! Tests attacks by a user who may write Services. The attacker must not get other users' packets
-//! or disturb other Services. The daemon has only the capabilities that its manifests grant.
+//! or disturb other Services. Also tests the daemon with few capabilities, and its secrecy about
+//! credentials.
 
 mod objects;
 mod rights;

@@ -85,7 +85,7 @@ pub(crate) fn a_non_root_daemon_serves_after_init_only(c: &mut Cluster) -> Outco
             "grep -E '^(Uid|CapEff|CapBnd)' /proc/{}/status",
             c.daemon_id()?
         ))?;
-        // Bit 12 is CAP_NET_ADMIN, bit 13 is CAP_NET_RAW.
+        // Bit 12 of a capability set is CAP_NET_ADMIN, bit 13 is CAP_NET_RAW.
         let bits = if capabilities.len() == 2 {
             "0000000000003000"
         } else {

@@ -88,7 +88,7 @@ pub(crate) fn secrets_are_never_displayed(c: &mut Cluster) -> Outcome {
                 c.daemon_id()?
             ))?;
             if c.stop().is_err() {
-                // Ignores a failed signal, because the daemon may already have ended.
+                // Ignores a failed stop, because the daemon may already have ended.
             }
             let said = c.said();
             for (what, text) in [("the log", &said), ("a page", &shown)] {

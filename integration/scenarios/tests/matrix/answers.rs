@@ -222,7 +222,8 @@ fn no_service(c: &Cluster, compared: &mut Comparison, wrong: &mut Vec<String>) -
     Ok(())
 }
 
-/// Numbers of compared replies: all, lost, and unsure according to explain.
+/// Numbers of compared requests: all requests, lost replies, and replies about which explain is
+/// unsure.
 #[derive(Default)]
 struct Comparison {
     all: usize,

@@ -89,7 +89,7 @@ pub(crate) enum Mode {
 }
 
 impl Mode {
-    /// Returns true for IPVS mode, with upstream's or exact semantics.
+    /// Returns true for IPVS mode, with either value of `--ipvs-semantics`.
     pub(crate) fn is_ipvs(self) -> bool {
         matches!(self, Self::Ipvs | Self::Exact)
     }

@@ -16,7 +16,7 @@ use crate::clients::{
 use crate::explained::ExplainOutputs;
 use crate::observe::{see, see_by_chance};
 
-/// Maximum time of an immediate reply, shorter than TCP's first retransmission (1 s).
+/// Maximum time of an immediate reply, shorter than TCP's initial retransmission timeout (1 s).
 const AT_ONCE: Duration = Duration::from_millis(900);
 
 const NEAR: &str = "10.244.1.10 fd44:1::10";
@@ -226,7 +226,7 @@ pub(crate) fn unexposed_service_ports_reach_no_process(c: &mut Cluster) -> Outco
         "the process was reached {} times",
         process.answers()
     );
-    // At the node's own addresses, clients still reach the process.
+    // At the node's own addresses, clients must still reach the process.
     for (from, to) in [
         (&c.client, "10.244.1.1:2222"),
         (&c.outside, "172.35.0.100:2222"),

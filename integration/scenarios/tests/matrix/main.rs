@@ -8,7 +8,8 @@
 //!
 //! - IPVS mode, with every shim;
 //! - nftables mode, with each layout;
-//! - userspace mode.
+//! - userspace mode;
+//! - iptables mode, only for the rows over TCP.
 //!
 //! Each test also compares packets with `kube-proxy explain`, which reads the kernel. `answers`
 //! covers lost replies.
@@ -36,8 +37,8 @@ macro_rules! stories {
             story!("nftables_flat::", ["--proxy-mode=nftables", "--nftables-layout=flat"],
                 clients::has_nftables, $module::$name),
             story!("ipvs_exact::", ["--ipvs-semantics=exact"], clients::has_nftables, $module::$name),
-            // `--ipvs-semantics=exact` with iptables rules runs only on request: `--include-ignored
-            // ipvs_exact`.
+            // With an iptables shim, `--ipvs-semantics=exact` runs only on request:
+            // `--include-ignored ipvs_exact`.
             story!("ipvs_exact_upstream::", ["--ipvs-semantics=exact", "--ipvs-shim=upstream"], || false, $module::$name),
             story!("ipvs_exact_lean::", ["--ipvs-semantics=exact", "--ipvs-shim=lean"],
                 || is_in_tests(concat!(stringify!($module), "::", stringify!($name))), $module::$name),

@@ -248,7 +248,7 @@ ip6 6 fd44:1::99 fd44::/16 fd35::100, fd44:1::1
 struct DataPlane {
     /// Script that adds the rules of this data plane.
     rules: &'static str,
-    /// Name of the chain in the daemon's warning about exact semantics.
+    /// Name of the chain in the daemon's warning about `--ipvs-semantics=exact`.
     chain: &'static str,
     /// Script with Felix's repair of its jumps, which runs after each start of kube-proxy.
     refresh: &'static str,

@@ -183,7 +183,7 @@ fn stays(c: &Cluster, before: &[String]) -> Outcome {
     Ok(())
 }
 
-/// Timeout of a request. A request without a reply counts as denied.
+/// Timeout of a request, which counts as denied if no reply arrives in this time.
 const DENIED_AFTER: Duration = Duration::from_millis(900);
 
 /// Adds Services with two endpoints. A network policy protects their endpoint on node1, the pod

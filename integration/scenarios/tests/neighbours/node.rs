@@ -61,8 +61,8 @@ const TAKE_DNS: &str = "
     iptables-$backend -t raw $rule OUTPUT -d 10.96.0.53/32 -p tcp --dport 53 -j NOTRACK
 ";
 
-/// Script with Istio's rule on an ambient node. The rule gives a known source address to probes of
-/// the kubelet.
+/// Script that adds Istio's rule on an ambient node, which translates the source of the kubelet's
+/// probes to a fixed address.
 const ISTIO: &str = "
     ipset create istio-inpod-probes-v4 hash:ip; ipset add istio-inpod-probes-v4 10.244.1.10
     iptables-$backend -t nat -N ISTIO_POSTRT
@@ -70,7 +70,8 @@ const ISTIO: &str = "
         -m set --match-set istio-inpod-probes-v4 dst -j SNAT --to-source 169.254.7.127
     iptables-$backend -t nat -I POSTROUTING -j ISTIO_POSTRT
 ";
-/// Script with a sidecar's rules in its pod, which redirect incoming connections to port 15006.
+/// Script that adds the rules of an Istio sidecar in its pod. They redirect incoming connections to
+/// port 15006.
 const SIDECAR: &str = "
     x=iptables-$backend
     for chain in ISTIO_INBOUND ISTIO_IN_REDIRECT; do $x -t nat -N $chain; done

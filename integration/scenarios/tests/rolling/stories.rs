@@ -23,8 +23,8 @@ fn web(endpoints: &str) -> Service {
 }
 
 const BOTH: &str = "10.244.1.10 10.244.2.10";
-/// Timeout of a connection attempt, shorter than TCP's first retransmission (1 s). A lost SYN
-/// therefore makes the attempt fail.
+/// Timeout of a connection attempt, shorter than TCP's initial retransmission timeout (1 s). A lost
+/// SYN therefore makes the attempt fail.
 const AT_ONCE: Duration = Duration::from_millis(900);
 const ONLY_NEAR: &str = "10.244.1.10";
 const ONLY_FAR: &str = "10.244.2.10";

@@ -21,9 +21,9 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 pub(crate) const SLOW_PATH: &str = "/slow";
 /// Time that the response to [`SLOW_PATH`] takes.
 pub(crate) const SLOW: Duration = Duration::from_secs(1);
-/// Pause between two checks of a waiting thread.
+/// Timeout of accepts and reads, after which a server thread checks for the end of the server.
 const GLANCE: Duration = Duration::from_millis(100);
-/// Time without connections after which the server expects no further connection.
+/// Time without an open or new connection after which the server stops.
 const QUIET: Duration = Duration::from_millis(300);
 
 /// A running web server. Dropping it cuts its open connections.

@@ -1,5 +1,5 @@
-//! Tests the iptables rules and ipsets of exact semantics with an iptables shim. The packet matrix
-//! tests the packets.
+//! Tests the iptables rules and ipsets of `--ipvs-semantics=exact` with an iptables shim. The
+//! packet matrix tests the packets.
 
 use std::fs;
 
@@ -8,8 +8,8 @@ use scenarios::{Cluster, Outcome, Service, kube_proxy, tcp};
 
 const EXACT: &str = "--ipvs-semantics=exact";
 const LEAN: [&str; 2] = [EXACT, "--ipvs-shim=lean"];
-/// Script that prints table mangle and the ipsets of firewall marks, which IPVS mode uses only with
-/// exact semantics.
+/// Script that prints table mangle and the ipsets of firewall marks. IPVS mode uses them only with
+/// `--ipvs-semantics=exact`.
 const MARKS: &str = "iptables-$backend-save -t mangle; ip6tables-$backend-save -t mangle; \
                      for set in KUBE-LOCAL-MARK KUBE-6-LOCAL-MARK; do ipset save $set || true; done";
 /// Script that adds another program's rules to table mangle. The script [`FOREIGN`] prints this
@@ -31,8 +31,8 @@ pub(crate) fn iptables_marks_are_adopted_repaired_and_removed(c: &mut Cluster) -
     for to in ["192.0.2.20:80", "[2001:db8::20]:80", "172.35.0.100:30080"] {
         c.until_answered(&c.outside, to)?;
     }
-    // With exact semantics, node ports refuse connections to 127.0.0.1. The packet matrix lists
-    // this exception.
+    // With `--ipvs-semantics=exact`, node ports refuse connections to 127.0.0.1. The packet matrix
+    // lists this exception.
     c.refuses(&c.node1, "127.0.0.1:30080")?;
     let marks = c.sh(MARKS)?;
     for part in [
@@ -63,7 +63,7 @@ pub(crate) fn iptables_marks_are_adopted_repaired_and_removed(c: &mut Cluster) -
     c.start(&LEAN)?;
     ensure!(same(&c.sh(MARKS)?) == same(&marks), "{}", c.sh(MARKS)?);
 
-    // Upstream's semantics need no rules in table mangle, so the daemon removes its rules.
+    // `--ipvs-semantics=upstream` needs no rules in table mangle, so the daemon removes its rules.
     c.stop()?;
     c.start(&["--ipvs-shim=lean"])?;
     let left = c.sh(MARKS)?;

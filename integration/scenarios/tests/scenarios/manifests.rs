@@ -141,7 +141,7 @@ pub(crate) fn an_invalid_manifest_at_start_blocks_removals(c: &mut Cluster) -> O
         Ok(c.reals("TCP 10.96.0.53:53")?.contains("10.244.2.10:8080*1"))
     })?;
 
-    // All remaining files are valid, so the daemon may remove entries.
+    // Deletes the invalid file. The daemon then knows all objects, and may remove entries.
     c.delete("web")?;
     c.until_gone("TCP 10.96.0.10:80")?;
     c.until_served(&moved).map(drop)

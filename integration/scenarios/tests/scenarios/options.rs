@@ -49,8 +49,8 @@ fn answering(c: &Cluster, to: &str) -> anyhow::Result<usize> {
 /// Denies the daemon the right to load modules, and hides the module files from it. The kernel can
 /// still load modules, because it runs `modprobe` in its own mount namespace.
 fn without_modules(c: &mut Cluster) -> Outcome {
-    // Loads the iptables modules, which the iptables programs usually load, because the kernel does
-    // not load them on demand.
+    // Loads the iptables modules, because the kernel does not load them on demand, and the daemon's
+    // iptables programs may not load them.
     c.sh("modprobe -qa ip_vs iptable_nat iptable_filter ip6table_nat ip6table_filter || true")?;
     let script = "mount -t tmpfs none /lib/modules && exec setpriv --bounding-set=-sys_module --inh-caps=-sys_module \"$@\"";
     c.prefix = ["unshare", "--mount", "sh", "-c", script, "sh"]

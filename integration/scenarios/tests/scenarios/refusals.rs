@@ -109,8 +109,8 @@ pub(crate) fn a_missing_scheduler_stops_the_start(c: &mut Cluster) -> Outcome {
     );
     assert_eq!(c.state()?, before);
 
-    // The kernel loads an existing scheduler module on demand. The daemon also removes a test
-    // virtual server, as an earlier daemon that crashed during the test leaves it.
+    // The kernel loads an existing scheduler module on demand. The daemon also removes a test's
+    // virtual server that an earlier daemon left behind when it crashed.
     c.sh("ipvsadm -A -t 198.51.100.0:20000 -s rr")?;
     c.start(&["--ipvs-scheduler=mh"])?;
     c.until_served(&web)?;

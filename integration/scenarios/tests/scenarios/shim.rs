@@ -9,8 +9,8 @@ use scenarios::{Cluster, Outcome, Service, at, kube_proxy, tcp, with_backend};
 
 const LEAN: &str = "--ipvs-shim=lean";
 const NFTABLES: &str = "--ipvs-shim=nftables";
-/// Timeout of a connection attempt, shorter than TCP's first retransmission (1 s). A lost SYN
-/// therefore makes the attempt fail.
+/// Timeout of a connection attempt, shorter than TCP's initial retransmission timeout (1 s). A lost
+/// SYN therefore makes the attempt fail.
 const FIRST_TRY: Duration = Duration::from_millis(900);
 
 /// Sends requests from the three places until `is_over` is true. Returns their number.
