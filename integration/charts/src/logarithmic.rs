@@ -18,7 +18,7 @@ struct Scale {
 }
 
 impl Scale {
-    /// Creates a scale between two round numbers that covers all positive values.
+    /// Creates a scale that covers all positive values and ends at round numbers.
     fn round(values: impl Iterator<Item = f64>, from: f64, to: f64) -> Self {
         let (mut low, mut high) = (f64::INFINITY, 0.0_f64);
         for value in values.filter(|value| *value > 0.0) {

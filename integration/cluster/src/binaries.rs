@@ -1,4 +1,4 @@
-//! Programs that the user of `make cluster` provides.
+//! Programs that the user of `make cluster` must provide or install.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};

@@ -178,8 +178,8 @@ impl Results {
         self.cut_off.is_empty() && self.not_begun == 0
     }
 
-    /// Returns a summary: failures by name and reason, skipped specs by reason, the numbers, and
-    /// the unfinished specs.
+    /// Returns a summary: the specs with each result, the reasons of skipped and failed specs, and
+    /// the number of specs with each result.
     pub(crate) fn account(&self, took: Duration) -> String {
         let mut text = String::new();
         for name in &self.passed {

@@ -93,7 +93,8 @@ pub(crate) fn start(
     Ok(Kubelet { node: node.clone() })
 }
 
-/// Waits until the API server reports all nodes as ready, and prints their pods.
+/// Sets the registered nodes' pod ranges, and waits until all nodes are ready. Returns the duration
+/// of this wait.
 pub(crate) fn await_ready(control_plane: &ControlPlane, kubelets: &[Kubelet]) -> Result<Duration> {
     let kubectl = &control_plane.kubectl;
     let programs = &kubectl.programs;

@@ -9,7 +9,7 @@ use lab::{Place, Running};
 
 /// Pause between two checks of an awaited condition, and of the running programs.
 const GLANCE: Duration = Duration::from_secs(1);
-/// Number of log lines that an error quotes if a program has ended.
+/// Number of output lines that an error quotes if a program has ended.
 const LINES: usize = 15;
 
 /// Running programs of the control plane and of the nodes. Dropping the last clone kills the

@@ -139,7 +139,8 @@ impl Proxy<'_> {
         Ok(())
     }
 
-    /// Waits until each node has a ready pod of the DaemonSet's newest generation.
+    /// Waits until each node has a ready pod of the DaemonSet's newest generation. Returns the
+    /// duration.
     pub(crate) fn await_rollout(&self) -> Result<Duration> {
         let programs = &self.kubectl.programs;
         let rolled = programs.until("kube-proxy is rolled out", ROLLED_WITHIN, || {
@@ -174,7 +175,7 @@ impl Proxy<'_> {
     }
 }
 
-/// Creates the Service `web`, and waits until it responds on every path.
+/// Creates the Service `web`, and waits until it responds on every path. Returns the duration.
 pub(crate) fn serve_web(
     kubectl: &Kubectl,
     folder: &Path,

@@ -161,7 +161,7 @@ impl<'a> Panel<'a> {
 }
 
 impl<'a> Target<'a> {
-    /// Returns the PromQL query as written in the file, with unexpanded variables.
+    /// Returns the PromQL query as written in the dashboard file, with unexpanded variables.
     pub fn raw(&self) -> &'a str {
         text(self.0, "/expr")
     }

@@ -230,7 +230,7 @@ fn expect(prometheus: &Prometheus, wanted: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// The panels of the dashboard, with the results of their queries.
+/// The dashboard's panels, with the results of their queries in a time range.
 struct Panels<'a> {
     dashboard: &'a Dashboard,
     range: Range,

@@ -11,7 +11,7 @@ use crate::Arguments;
 use crate::account::{Account, count, start, tally, tcp, wait_for};
 
 const WEB: &str = "203.0.113.10:80";
-/// Name and address of each pod of the Service: `pod1` on this node, `pod2` on the other node.
+/// Name and address of each pod of the Service: `pod1` runs on this node, `pod2` on the other node.
 const PODS: [(&str, &str); 2] = [("pod1", "10.10.1.2"), ("pod2", "10.10.2.2")];
 const REQUESTS: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(5);

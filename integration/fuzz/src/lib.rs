@@ -22,7 +22,7 @@ pub struct Target {
 
 /// Targets of all parsers.
 pub const TARGETS: &[Target] = &[
-    // Bytes from the kernel.
+    // Parsers of bytes from the kernel.
     target("netlink", netlink_batch::fuzzed::datagram),
     target("ipset", ipset_netlink::fuzzed::answers),
     target("ipvs", ipvs_netlink::fuzzed::answer),
@@ -31,22 +31,22 @@ pub const TARGETS: &[Target] = &[
     target("nftables", nftables),
     target("xt_entries", iptables::fuzzed::entries),
     target("proc_files", kube_proxy::fuzzed::proc_files),
-    // Bytes from programs.
+    // Parsers of the output of programs.
     target("iptables_save", saved),
     target("iptables_rules", packet_path::fuzzed::rules),
     target("ipset_entry", ipset_netlink::fuzzed::entry),
-    // Bytes from the API server.
+    // Parsers of responses from the API server.
     target("json_event", source::fuzzed::json_event),
     target("protobuf_event", source::fuzzed::protobuf_event),
     target("answer", source::fuzzed::answer),
-    // Bytes from files and flags.
+    // Parsers of files and flags.
     target("manifests", source::fuzzed::manifests),
     target("addresses", source::fuzzed::addresses),
     target("kubeconfig", source::fuzzed::kubeconfig),
     target("configuration", kube_proxy::fuzzed::configuration),
     target("flags", kube_proxy::fuzzed::flags),
     target("networks", kube_proxy::fuzzed::networks),
-    // Bytes from clients of the daemon.
+    // Parsers of requests from clients of the daemon.
     target("questions", kube_proxy::fuzzed::questions),
 ];
 

@@ -48,7 +48,7 @@ const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
 /// [`Spec`].
 const VERB: &str = "become-container";
 
-/// A bind mount of a host directory or file.
+/// A bind mount of a host directory or file into the container.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Mount {
     pub(crate) source: PathBuf,

@@ -282,7 +282,8 @@ fn kubeadms_pod_serves(c: &Cluster, objects: &[Value], mode: &str) -> Outcome {
             .capabilities("CapEff")?
             .contains(&"SYS_ADMIN".to_owned())
     );
-    // If the kernel does not load a module by itself, the daemon loads it with `modprobe`.
+    // Checks that the image has `modprobe`, with which the daemon loads modules that the kernel
+    // does not load on demand.
     run(c, &spec, Some(&["/sbin/modprobe", "--version"]))?;
     // SIGTERM must reach the daemon, and the daemon's last log line must be in the file.
     let said = container.said();

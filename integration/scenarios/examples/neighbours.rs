@@ -235,8 +235,7 @@ fn resident() -> Service {
         .endpoints("10.244.1.10")
 }
 
-/// Measurement while the tenant acts: changes of the other user's Service, and responses of
-/// `/livez`.
+/// A measurement of the other user's changes, and of responses of `/livez`, while the tenant acts.
 struct Watch<'a> {
     c: &'a Cluster,
     api: &'a ApiServer,
@@ -318,7 +317,7 @@ impl Watch<'_> {
     }
 }
 
-/// Returns true if the daemon has no pending entries in the kernel. Packets do not prove this,
+/// Returns true if the daemon's metrics report no pending entries. Packets do not prove this,
 /// because they may arrive before the kernel has acknowledged the daemon's writes.
 fn is_settled(c: &Cluster) -> bool {
     thread::sleep(PAUSE);
@@ -422,7 +421,7 @@ fn cpu(c: &Cluster) -> Result<f64> {
     Ok(lab::process::cpu(c.daemon_id()?)?.as_secs_f64())
 }
 
-/// Formats the mean, the maximum and the number of the durations.
+/// Formats the durations' mean, maximum and number.
 #[allow(clippy::cast_precision_loss, reason = "far below 2^52")]
 fn spread(took: &[Duration]) -> String {
     let sum: Duration = took.iter().sum();

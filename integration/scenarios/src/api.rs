@@ -73,7 +73,7 @@ impl ApiServer {
         self.delete(Kind::EndpointSlice, name)
     }
 
-    /// Deletes a Node.
+    /// Deletes the Node object `name`.
     pub fn delete_node(&self, name: &str) -> Result<()> {
         self.delete_in("", Kind::Node, name)
     }

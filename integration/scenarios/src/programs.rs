@@ -25,8 +25,8 @@ const PROGRAMS: [&str; 12] = [
     "ip",
 ];
 
-/// Path of the log of calls. A restore that only tests whether the kernel accepts rules appears as
-/// `probe`.
+/// Path of the log that the recording wrappers write. A restore that only tests whether the kernel
+/// accepts rules appears as `probe`.
 #[derive(Debug)]
 pub struct Programs(PathBuf);
 

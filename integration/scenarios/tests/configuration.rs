@@ -295,7 +295,7 @@ fn changes_that_need_a_restart_are_logged(c: &mut Cluster) -> Outcome {
     let said = c.said();
     ensure!(said.lines().all(|line| !line.starts_with('E')), "{said}");
     c.stop()?;
-    // The daemon restarts with the new mode.
+    // After a restart, the daemon runs the new mode.
     c.launch_with(&flags)?;
     c.until("iptables mode", || Ok(c.sh("ipset list -name")?.is_empty()))?;
     c.stop()

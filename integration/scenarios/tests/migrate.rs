@@ -1,8 +1,8 @@
 //! Tests migration from upstream's kube-proxy. The daemon adopts the entries that upstream has
 //! written on a node, keeps open connections, and removes all entries with `--cleanup`.
 //!
-//! The node has the addresses of the golden cases. Tools such as `ipset` and `ipvsadm` load the
-//! kernel state of upstream 1.36.2 for a case.
+//! The node has the addresses of the golden cases, which are dumps of upstream 1.36.2. Tools such
+//! as `ipset` and `ipvsadm` load a dump into the kernel.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use scenarios::{
     Cluster, Outcome, SOON, at, kube_proxy, stories, tell, under_traffic, with_backend,
 };
 
-/// Kernel state that upstream programmed for a golden case, and the objects of this case.
+/// A golden case: Kubernetes objects, and the kernel state that upstream programmed for them.
 struct UpstreamState {
     objects: &'static str,
     sets: &'static str,

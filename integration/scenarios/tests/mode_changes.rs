@@ -133,7 +133,7 @@ const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, status
 /// Virtual server of another program, which every change of the mode must keep.
 const FOREIGN: &str = "-a -t 198.51.100.9:9 -r 10.244.2.10:9 -m -w 1";
 
-/// Number of Services without traffic.
+/// Number of additional Services, which get no traffic.
 const CROWD: usize = 1_000;
 
 /// Time for which conntrack keeps an idle UDP flow, minus the time of a request.

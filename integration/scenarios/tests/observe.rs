@@ -395,7 +395,7 @@ fn nftables_mode_reports_tracked_flows(c: &mut Cluster) -> Outcome {
                 .lines()
                 .find(|line| line.contains(name))
                 .unwrap_or_default();
-            // At least three blanks separate columns.
+            // At least three blanks separate the columns of the table.
             let cells: Vec<&str> = row
                 .split("   ")
                 .map(str::trim)

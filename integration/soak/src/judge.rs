@@ -23,14 +23,14 @@ pub(crate) struct Figure {
     pub(crate) share: f64,
 }
 
-/// Result of judging a figure: its first and last values, its growth, and the allowed growth.
+/// Result of judging a figure: first and last values, growth, and allowed growth.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Verdict {
     /// Median of the first tenth of the judged samples.
     pub(crate) first: f64,
     /// Median of the last tenth of the judged samples.
     pub(crate) last: f64,
-    /// Growth per hour, in the figure's unit.
+    /// Slope of the fitted line: growth per hour, in the figure's unit.
     pub(crate) slope: f64,
     /// Growth during the judged time, in the figure's unit.
     pub(crate) growth: f64,

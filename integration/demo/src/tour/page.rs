@@ -12,7 +12,7 @@ use crate::account::cut;
 /// Timeout for the reply to a request of the page.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A printer that reads the template line by line.
+/// A printer of a page, which gets the template's lines one by one.
 pub(super) struct Page<'a> {
     pub(super) kube_proxy: &'a Path,
     pub(super) node: Node,

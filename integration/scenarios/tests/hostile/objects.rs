@@ -10,7 +10,7 @@ use scenarios::{
 
 /// Maximum peak memory of the daemon, in KiB.
 const MEMORY_MAX: u64 = 128 * 1024;
-/// Time limit for a change of the valid Service to reach its clients.
+/// Timeout of each wait in the test, such as for a change of the valid Service.
 const FRESH_WITHIN: Duration = Duration::from_secs(40);
 fn good(endpoint: &str) -> Service {
     Service::new("web", "10.96.0.10")

@@ -11,7 +11,7 @@ fn web() -> Service {
         .endpoints("10.244.1.10 fd44:1::10")
 }
 
-/// A user id without an entry in `/etc/passwd`.
+/// User id without an entry in `/etc/passwd`.
 const NOBODY: u32 = 65_532;
 /// User id of root. Only root may read the kernel's list of legacy iptables tables.
 const ROOT: u32 = 0;

@@ -30,7 +30,8 @@ pub(crate) fn inner_service(number: usize) -> Service {
     Service::new(&format!("inner{number}"), &format!("10.96.2.{number}")).port(tcp(80, 8080))
 }
 
-/// Returns the name of the Service that has an address from [`v4`] or [`v6`].
+/// Returns the namespace and name of the Service to which the addresses of [`v4`] and [`v6`]
+/// belong.
 pub(crate) fn named(way: &str, number: usize) -> String {
     if way == "ClusterIP only" {
         format!("default/inner{number}")

@@ -186,8 +186,8 @@ fn all_cluster_ips() -> impl Iterator<Item = IpAddr> {
     (0..4).flat_map(|number| [v4("ClusterIP", number), v6("ClusterIP", number)].map(|to| to.ip()))
 }
 
-/// Returns Service addresses with their expected results for an unexposed port. If this is a
-/// timeout, which is slow, returns only the first Service's addresses.
+/// Returns Service addresses, each with the expected result for an unexposed port. Of the addresses
+/// with a timeout, which is slow, returns only the first Service's.
 fn all_vips(mode: Mode) -> Vec<(IpAddr, &'static str)> {
     let vips = all_ways().filter(|to| to.port() == 80).map(|to| to.ip());
     let vips = vips.map(|to| (to, unexposed(mode, to)));

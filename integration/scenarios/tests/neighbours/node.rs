@@ -52,8 +52,8 @@ const NODE_LOCAL_DNS: &str = "
         iptables-$backend -A OUTPUT -s 169.254.20.10/32 -p $proto --sport 53 -j ACCEPT
     done
 ";
-/// Commands for NodeLocal DNSCache to also serve the DNS Service's address. The test runs them only
-/// in modes without IPVS.
+/// Commands that add or delete the DNS Service's address for NodeLocal DNSCache. The test runs them
+/// only in modes without IPVS.
 const TAKE_DNS: &str = "
     ip addr $do 10.96.0.53/32 dev nodelocaldns
     iptables-$backend -t raw $rule PREROUTING -d 10.96.0.53/32 -p tcp --dport 53 -j NOTRACK

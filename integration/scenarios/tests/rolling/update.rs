@@ -38,7 +38,7 @@ struct Rollout {
     pods: VecDeque<Pod>,
     free: Vec<(Node, VecDeque<String>)>,
     made: usize,
-    /// Longest time from the removal of a pod's endpoint until the pod's last connection ended.
+    /// Longest time from the removal of a pod's endpoint to the end of the pod's last connection.
     longest_end: Duration,
 }
 

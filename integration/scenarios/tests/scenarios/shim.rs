@@ -1,4 +1,5 @@
-//! Tests that shims replace each other while clients continuously open connections.
+//! Tests that the shims of IPVS mode (its rules beside IPVS) replace each other while clients
+//! continuously open connections.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
