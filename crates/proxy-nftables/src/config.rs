@@ -35,7 +35,7 @@ pub struct Config {
     pub localhost: LocalhostNodePorts,
     /// Detector of traffic from this node's pods (`--detect-local-mode`).
     pub detector: LocalDetector,
-    /// Longest delay before a retry of a failed write (`nftables.syncPeriod`).
+    /// Longest delay before a retry of a failed read (`nftables.syncPeriod`).
     pub sync_period: Duration,
 }
 

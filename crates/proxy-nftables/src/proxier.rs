@@ -294,6 +294,11 @@ impl Nftables {
         let members = tables.members.observe(members);
         let chains = tables.chains.observe(chains);
         let affinity = tables.affinity.observe(affinity);
+        // A program that owned the table may have ended: the kernel then deletes the table without a
+        // notification.
+        if base.contains(&crate::base::BaseKey::Table) {
+            tables.retry_now(state.now);
+        }
         tables.keep_places();
         if !state.may_delete() {
             self.claims.go_on(&mut self.tables, &state.config);

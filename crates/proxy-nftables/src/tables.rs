@@ -73,6 +73,16 @@ impl Tables {
         self.affinity.count_removals(removals);
     }
 
+    /// Makes all failed writes due now.
+    pub(crate) fn retry_now(&mut self, now: Instant) {
+        self.base.retry_now(now);
+        self.node_ports.retry_now(now);
+        self.slots.retry_now(now);
+        self.members.retry_now(now);
+        self.chains.retry_now(now);
+        self.affinity.retry_now(now);
+    }
+
     /// Returns true if the kernel has all wanted objects that do not depend on Services.
     pub(crate) fn has_base(&self) -> bool {
         let mut pending = self.base.pending();

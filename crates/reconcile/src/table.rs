@@ -10,10 +10,9 @@ use smallvec::SmallVec;
 
 use crate::row::Row;
 
-/// Delay before the first retry of a failed write. The delay doubles with each further failure.
-const FIRST_RETRY: Duration = Duration::from_millis(500);
-/// Longest delay before a retry of a failed write.
-const LAST_RETRY: Duration = Duration::from_secs(30);
+mod retries;
+
+use retries::Retry;
 
 /// Largest number of claimed keys among which a table finds duplicates by comparing pairs. With
 /// more keys, the table hashes them.
@@ -80,15 +79,6 @@ enum ClaimOrigin {
     New,
     /// The new value follows from a write or from an observed entry, not from the owner.
     Follows,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Retry {
-    failures: u32,
-    due: Instant,
-    /// True if the next dump of the kernel's entries ends the delay, because the outcome of the
-    /// write is unknown.
-    is_until_observed: bool,
 }
 
 impl<K, V, O> Default for Table<K, V, O> {
@@ -409,46 +399,6 @@ where
         self.settle(key);
     }
 
-    /// Records a failed write. The key stays pending, and is due again after a delay that doubles
-    /// with each failure.
-    pub fn fail(&mut self, key: &K, now: Instant) {
-        self.put_off(key, now, false);
-        self.count_in(key);
-    }
-
-    /// Records a write that failed for a reason that concerns only this key.
-    /// [`pending_since`](Self::pending_since) ignores the key until its wanted value changes.
-    pub fn excuse(&mut self, key: &K, now: Instant) {
-        self.put_off(key, now, false);
-        if let Some(row) = self.rows.get_mut(key) {
-            let since = std::mem::take(&mut row.since);
-            self.count_out(since);
-        }
-    }
-
-    /// Records a write with an unknown outcome. The key is due again after the next
-    /// [observation](Self::observe), at the latest after the delay of a failed write.
-    pub fn doubt(&mut self, key: &K, now: Instant) {
-        self.put_off(key, now, true);
-    }
-
-    fn put_off(&mut self, key: &K, now: Instant, is_until_observed: bool) {
-        if !self.is_pending(key) {
-            return;
-        }
-        let retry = self.retries.entry(key.clone()).or_insert(Retry {
-            failures: 0,
-            due: now,
-            is_until_observed,
-        });
-        retry.is_until_observed = is_until_observed;
-        let delay = FIRST_RETRY
-            .saturating_mul(1 << retry.failures.min(16))
-            .min(LAST_RETRY);
-        retry.failures = retry.failures.saturating_add(1);
-        retry.due = now + delay;
-    }
-
     /// Returns the wanted value of a key, or `None` if no owner claims the key.
     pub fn wanted(&self, key: &K) -> Option<&V> {
         self.rows.get(key)?.wanted()
@@ -559,12 +509,6 @@ where
     /// Returns true if no key has a wanted or an actual value.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
-    }
-
-    /// Returns the earliest time after `now` at which a key is due for a retry.
-    pub fn next_retry(&self, now: Instant) -> Option<Instant> {
-        let times = self.retries.values().map(|retry| retry.due);
-        times.filter(|due| *due > now).min()
     }
 
     /// Returns the keys that several owners claim, each with all claims, sorted by owner. The first

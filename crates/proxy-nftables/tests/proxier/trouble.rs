@@ -58,6 +58,35 @@ fn node_ports_are_served_at_all_addresses_if_the_node_has_no_own_address() {
 }
 
 #[test]
+fn a_table_that_vanishes_without_a_notification_is_written_again_at_once() {
+    for layout in LAYOUTS {
+        let mut world = World::new(layout);
+        // Another program owns the table, so the kernel refuses all changes to it.
+        {
+            let mut state = world.kernel.state();
+            state.table.get_or_insert_default();
+            state.refused = vec!["add ".to_owned()];
+        }
+        web(&mut world, 1, [1]);
+        for _ in 0..8 {
+            world.sync();
+            world.now += Duration::from_secs(31);
+        }
+        // The program ends.
+        {
+            let mut state = world.kernel.state();
+            state.refused.clear();
+            state.table = None;
+        }
+        let began = world.now;
+        let synced = world.sync();
+        assert_eq!(synced.pending, 0);
+        assert_eq!(world.served_and_refused(), (1, 0));
+        assert!(world.now - began < Duration::from_secs(1));
+    }
+}
+
+#[test]
 fn node_ports_stay_closed_until_the_initial_lists_are_complete() {
     let kernel = FakeKernel::new(IpFamily::V4, &["127.0.0.1", "192.168.0.10"]);
     let mut world = World::unlisted(kernel, Layout::Upstream);

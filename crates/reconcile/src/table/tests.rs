@@ -1,5 +1,6 @@
 use std::sync::Arc;
 
+use super::retries::{FIRST_RETRY, LAST_RETRY};
 use super::*;
 use proptest::prelude::*;
 
