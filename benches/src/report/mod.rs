@@ -191,12 +191,12 @@ pub(crate) fn draw(report: &Report, folder: &Path, is_whole: bool) -> Result<()>
 }
 
 /// Returns true if the published report has a table of this secondary figure, because operators
-/// need it. Other parts of the documents have the rest: docs/sizing.md the memory of a cold start,
-/// and the aims the processes of an idle daemon. Latencies are measured from the API request.
+/// need it. Other parts of the documents have the rest: docs/sizing.md the memory of a cold start
+/// and the CPU time of an idle daemon, and the aims the processes that it starts. Latencies are measured from the API request.
 fn is_of_use(metric: &Metric) -> bool {
     let figures: &[&str] = match metric.axis {
-        Axis::Idle => return metric.title != "processes started",
-        Axis::Restart => return false,
+        Axis::Idle => return metric.title == "wake-ups",
+        Axis::Loaded | Axis::Restart => return false,
         Axis::Cold => &["CPU time of the program"],
         _ => &["memory", "CPU time of the program", "99th percentile"],
     };
