@@ -11,7 +11,8 @@
 //! 4. If a virtual server moves to another Service, masquerading and the source-range firewall stay
 //!    until the former Service's endpoints and mark are removed.
 //! 5. The new Service's firewall begins before the virtual server gets the new endpoints, and
-//!    before packets get the new mark.
+//!    before packets get the new mark. But clients that the former Service's firewall excludes are
+//!    admitted only after the former endpoints and the former mark are removed.
 //!
 //! Masquerading packets a little too long does no harm: endpoints only see the node's address.
 
@@ -354,6 +355,28 @@ pub(crate) fn marked_otherwise(tables: &Tables) -> impl Iterator<Item = ServiceA
         marks.wanted(mark).is_none() && marks.actual(mark).is_some() && !marks.is_failing(mark)
     });
     leaving.filter_map(|mark| Set::LocalMark.service_address(mark))
+}
+
+/// Returns the addresses at which a firewall of source ranges must not admit more clients yet: their
+/// packets would reach unwanted endpoints, which are those of the address's former Service.
+pub(crate) fn closed_to_more_clients(tables: &Tables) -> HashSet<ServiceAddress> {
+    let firewall = tables.members(Set::LoadBalancerFirewall);
+    let unwanted = losing_endpoints(tables).chain(marked_otherwise(tables));
+    unwanted
+        .filter(|at| firewall.actual(&(*at).into()).is_some())
+        .collect()
+}
+
+/// Returns the addresses whose firewall of source ranges lacks wanted clients. The former clients
+/// stay until then, because a client may be among both. Ignores clients that the kernel refused.
+pub(crate) fn lacking_clients(tables: &Tables) -> HashSet<ServiceAddress> {
+    let lacking = GUARDS.into_iter().flat_map(|set| {
+        let table = tables.members(set);
+        let pending = table.pending().filter(|member| !table.is_failing(member));
+        let added = pending.filter(|member| table.wanted(member).is_some());
+        added.filter_map(move |member| set.service_address(member))
+    });
+    lacking.collect()
 }
 
 /// Returns true if an unwanted mark must stay, with the rules that set marks. Every unwanted mark

@@ -81,14 +81,21 @@ pub(super) fn make(
         || (is_uncovered(&Set::LoadBalancerFirewall) && !of.cover.is_outdated)
         || !GUARDS.iter().any(is_uncovered);
     let may_be_filled = |set: Set| set != Set::LoadBalancerFirewall || are_guards_asked;
+    let closed = OnceCell::new();
+    let is_closed = |set: Set, member: &Member| {
+        let closed = || closed.get_or_init(|| masquerading::closed_to_more_clients(tables));
+        let at = set.service_address(member);
+        GUARDS.contains(&set) && at.is_some_and(|at| closed().contains(&at))
+    };
     let sets = tables.all_members();
     for (set, table) in sets.filter(|(set, _)| usable.contains(set) && may_be_filled(*set)) {
-        // Adds a mark or an exemption from masquerading only after the virtual server has the right
-        // destinations.
+        // Adds a mark, an exemption from masquerading or a client of the firewall only after the
+        // virtual server has the right destinations.
         let is_early = |member: &Member| {
             exempted(set, member) == Some(true)
                 || masquerading::awaits_outside_server(tables, &of.claims.marks, set, member)
                 || awaits_firewall(tables, set, member, of)
+                || is_closed(set, member)
         };
         let added = table.due(of.now).filter(|key| table.wanted(key).is_some());
         let added = added.filter(|member| !is_early(member));

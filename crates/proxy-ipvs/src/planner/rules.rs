@@ -1,12 +1,13 @@
 //! Plans the writes of the shim (the rules beside IPVS) and the removal of other modes' leftovers.
 
+use std::cell::OnceCell;
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::make::{awaits_firewall, waits_for_firewall, waits_for_outside, waits_for_rules};
 use super::situation::{Situation, left};
 use crate::leftovers::LeftoverPlace;
-use crate::masquerading::{self, EXEMPT};
+use crate::masquerading::{self, EXEMPT, GUARDS};
 use crate::part::Part;
 use crate::plan::{Op, Plan};
 use crate::server::VirtualServerKey;
@@ -108,10 +109,17 @@ fn are_sets_tried(tables: &Tables) -> bool {
 /// - exemptions from masquerading whose virtual servers wait
 /// - members of the firewall set (source ranges), marks and exemptions that wait for rules
 /// - marks and exemptions whose fwmark virtual server the kernel refused
+/// - clients of a firewall whose virtual server still has unwanted endpoints
 fn are_sets_filled(tables: &Tables, of: &Situation<'_>) -> bool {
     let may_wait = |set: Set| {
         (set == Set::LoadBalancerFirewall && of.are_rules_pending)
             || (EXEMPT.contains(&set) && waiting(tables, of) > 0)
+    };
+    let closed = OnceCell::new();
+    let is_closed = |set: Set, member: &Member| {
+        let closed = || closed.get_or_init(|| masquerading::closed_to_more_clients(tables));
+        let at = set.service_address(member);
+        GUARDS.contains(&set) && at.is_some_and(|at| closed().contains(&at))
     };
     let mut sets = tables.all_members();
     of.claims.may_delete
@@ -119,6 +127,7 @@ fn are_sets_filled(tables: &Tables, of: &Situation<'_>) -> bool {
             let waits = |member: &Member| {
                 awaits_firewall(tables, set, member, of)
                     || masquerading::awaits_refused_server(tables, &of.claims.marks, set, member)
+                    || is_closed(set, member)
             };
             let is_missing = |member: &Member| {
                 table.wanted(member).is_some() && !table.is_failing(member) && !waits(member)
