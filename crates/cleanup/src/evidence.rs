@@ -20,7 +20,7 @@ pub(crate) struct Evidence {
     pub(crate) bound: BTreeSet<IpAddr>,
     /// Addresses on the links of this node that no mode created.
     pub(crate) elsewhere: BTreeSet<IpAddr>,
-    /// Members of the sets in which modes list the addresses that they have bound to their links.
+    /// Addresses that a mode has bound to its link, according to the mode's set of these addresses.
     pub(crate) said_bound: BTreeSet<IpAddr>,
     servers: BTreeSet<(SocketAddr, Protocol)>,
     node_ports: BTreeSet<(u16, Protocol)>,

@@ -53,8 +53,8 @@ impl Step {
 /// rule is not supported, or if an object could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Doubt {
-    /// Text for the user: the place and the rule or object, and the reason why the outcome is
-    /// unknown.
+    /// Text for the user: the chain or hook, the rule or object there, and the reason why the outcome
+    /// is unknown.
     pub what: Arc<str>,
     /// True if this path assumes that the rule matches.
     pub matches: bool,

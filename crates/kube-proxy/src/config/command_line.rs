@@ -215,8 +215,8 @@ fn parse_with<A: Into<OsString>>(
     }
     match flags.version.as_deref() {
         None | Some("false") => {}
-        // For `--version=vTEXT`, upstream prints TEXT as its version. This program ignores the
-        // flag.
+        // For `--version=vTEXT`, upstream starts and reports TEXT as its version. This program
+        // ignores the flag.
         Some(given) if given.starts_with('v') => {}
         Some("true" | "raw") => {
             return Ok(Command::Print(version::told()));

@@ -68,7 +68,8 @@ pub(super) fn until_known<T: Clone>(
 /// Treatment of an iptables backend whose rules the process cannot read over netlink.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum IfUnknown {
-    /// The backend counts as having a kube-proxy's chains, so the search runs its program.
+    /// The search assumes that a kube-proxy has chains in this backend, so it runs the backend's
+    /// iptables program.
     Counts,
     LeftOut,
 }

@@ -141,8 +141,9 @@ impl Sets {
         }
     }
 
-    /// Replaces a set by a larger set with the same members, because the kernel cannot resize a
-    /// set. The swap is atomic, so rules match every member at all times.
+    /// Replaces a set with a larger set that has the same members, because the kernel cannot raise
+    /// the limit of an existing set (`maxelem`). The swap is atomic, so rules match every member at
+    /// all times.
     fn grow(&mut self, name: &str, wanted: &Definition) -> Result<(), Error> {
         let spare = spare(self.family);
         let entries = self.ipset.list(name)?.entries;

@@ -20,8 +20,8 @@ pub(super) fn cold_start(s: &mut Stage<'_>) -> Result<Row> {
     s.c.write("crowd", &crowd(s.size.pick(100, 300)))?;
     let undisturbed = Instant::now();
     s.serve(&[])?;
-    // With a step of a twentieth of an undisturbed start, about 20 kills precede a complete start,
-    // on fast and on slow machines.
+    // With a step of a twentieth of an undisturbed start, but at least 50 ms, at most about 20 kills
+    // precede a complete start, also on slow machines.
     let step = (undisturbed.elapsed() / 20).max(Duration::from_millis(50));
     let whole = s.c.state()?;
     let (mut kills, mut row) = (0, None);
