@@ -43,6 +43,9 @@ pub(super) fn make(
     let is_made = |key: &VirtualServerKey| {
         let waits = waits_for_rules(tables, key, of)
             || waits_for_firewall(tables, key, of)
+            || waits_for_masquerading(tables, key, of)
+            || (of.claims.may_delete
+                && key.address().is_some_and(|at| clients.admits_excluded(at)))
             || waits_for_marks(tables, key, of)
             || waits_for_outside(tables, key, of)
             || masquerading::waits_for_new_owner(tables, key);
@@ -389,6 +392,27 @@ fn lacks_firewall(tables: &Tables, at: ServiceAddress, of: &Situation<'_>) -> bo
         && are_rules_under_way(tables, of)
         && table.wanted(&member).is_some()
         && lacks_rule()
+}
+
+/// Returns true if a serving virtual server must not get endpoints yet, because its address is new
+/// in a set whose masquerading rule is missing: the address has moved to another Service, or became
+/// an address of another kind. Without the rule, endpoints would see the clients' addresses. Applies
+/// only to exact semantics: with upstream's, rules may wait for the virtual servers.
+pub(super) fn waits_for_masquerading(
+    tables: &Tables,
+    key: &VirtualServerKey,
+    of: &Situation<'_>,
+) -> bool {
+    let lacks_rule = |at: ServiceAddress| {
+        let mut sets = [Set::LoadBalancer, Set::ExternalIp].into_iter();
+        let by_address = Member::from(at);
+        sets.any(|set| tables.members(set).wanted(&by_address).is_some() && of.lacks_rule(set))
+    };
+    of.state.config.semantics.is_exact()
+        && of.are_rules_pending
+        && are_rules_under_way(tables, of)
+        && tables.servers.actual(key).is_some()
+        && key.address().is_some_and(lacks_rule)
 }
 
 /// Returns true if a serving virtual server must not get endpoints yet: its address has moved to a

@@ -4,10 +4,13 @@ use std::cell::OnceCell;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::make::{awaits_firewall, waits_for_firewall, waits_for_outside, waits_for_rules};
+use super::make::{
+    awaits_firewall, waits_for_firewall, waits_for_masquerading, waits_for_outside, waits_for_rules,
+};
 use super::situation::{Situation, left};
+use crate::clients::ChangingClients;
 use crate::leftovers::LeftoverPlace;
-use crate::masquerading::{self, EXEMPT, GUARDS};
+use crate::masquerading::{self, EXEMPT};
 use crate::part::Part;
 use crate::plan::{Op, Plan};
 use crate::server::VirtualServerKey;
@@ -157,6 +160,7 @@ fn waiting(tables: &Tables, of: &Situation<'_>) -> usize {
         !tables.servers.is_failing(key)
             && (waits_for_outside(tables, key, of)
                 || waits_for_firewall(tables, key, of)
+                || waits_for_masquerading(tables, key, of)
                 || (key.address().is_none() && tables.servers.wanted(key).is_none()))
     };
     tables.servers.pending().filter(waits).count()
