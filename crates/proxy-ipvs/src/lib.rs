@@ -18,6 +18,7 @@ mod access;
 mod balance;
 mod booking;
 mod claims;
+mod clients;
 mod compile;
 mod compute;
 mod config;

@@ -11,8 +11,8 @@
 //! 4. If a virtual server moves to another Service, masquerading and the source-range firewall stay
 //!    until the former Service's endpoints and mark are removed.
 //! 5. The new Service's firewall begins before the virtual server gets the new endpoints, and
-//!    before packets get the new mark. But clients that the former Service's firewall excludes are
-//!    admitted only after the former endpoints and the former mark are removed.
+//!    before packets get the new mark. See [`clients`](crate::clients) for the order of the
+//!    firewall's clients.
 //!
 //! Masquerading packets a little too long does no harm: endpoints only see the node's address.
 
@@ -204,7 +204,7 @@ pub(crate) fn early_marks(tables: &Tables, key: &VirtualServerKey) -> Vec<Member
 }
 
 /// Returns true if a virtual server has a destination for new connections (weight above 0).
-fn serves(server: &VirtualServer) -> bool {
+pub(crate) fn serves(server: &VirtualServer) -> bool {
     server.destinations.iter().any(|real| real.weight > 0)
 }
 
@@ -321,25 +321,6 @@ pub(crate) fn protects_removed_endpoints(
     protecting.any(|sets| sets.contains(&set)) && at.is_some_and(|at| losing.contains(&at))
 }
 
-/// Returns the writes that remove unwanted clients from the source-range firewall before a virtual
-/// server gets endpoints. A former Service may have admitted these clients.
-pub(crate) fn end_guards(tables: &Tables, now: Instant) -> Vec<Op> {
-    let is_idle = |at: ServiceAddress| {
-        let server = tables.servers.actual(&at.into());
-        server.is_some_and(|server| !serves(server))
-    };
-    let ended = GUARDS.into_iter().flat_map(|set| {
-        let table = tables.members(set);
-        let unwanted = table
-            .due(now)
-            .filter(|member| table.wanted(member).is_none());
-        let ended = unwanted.filter(|member| set.service_address(member).is_some_and(is_idle));
-        let ended = sorted(ended).into_iter();
-        ended.map(move |member| Op::RemoveMember(set, member))
-    });
-    ended.collect()
-}
-
 /// Returns the addresses of virtual servers that still send new connections to unwanted endpoints.
 pub(crate) fn losing_endpoints(tables: &Tables) -> impl Iterator<Item = ServiceAddress> {
     let pending = tables.servers.pending();
@@ -355,28 +336,6 @@ pub(crate) fn marked_otherwise(tables: &Tables) -> impl Iterator<Item = ServiceA
         marks.wanted(mark).is_none() && marks.actual(mark).is_some() && !marks.is_failing(mark)
     });
     leaving.filter_map(|mark| Set::LocalMark.service_address(mark))
-}
-
-/// Returns the addresses at which a firewall of source ranges must not admit more clients yet: their
-/// packets would reach unwanted endpoints, which are those of the address's former Service.
-pub(crate) fn closed_to_more_clients(tables: &Tables) -> HashSet<ServiceAddress> {
-    let firewall = tables.members(Set::LoadBalancerFirewall);
-    let unwanted = losing_endpoints(tables).chain(marked_otherwise(tables));
-    unwanted
-        .filter(|at| firewall.actual(&(*at).into()).is_some())
-        .collect()
-}
-
-/// Returns the addresses whose firewall of source ranges lacks wanted clients. The former clients
-/// stay until then, because a client may be among both. Ignores clients that the kernel refused.
-pub(crate) fn lacking_clients(tables: &Tables) -> HashSet<ServiceAddress> {
-    let lacking = GUARDS.into_iter().flat_map(|set| {
-        let table = tables.members(set);
-        let pending = table.pending().filter(|member| !table.is_failing(member));
-        let added = pending.filter(|member| table.wanted(member).is_some());
-        added.filter_map(move |member| set.service_address(member))
-    });
-    lacking.collect()
 }
 
 /// Returns true if an unwanted mark must stay, with the rules that set marks. Every unwanted mark

@@ -9,6 +9,7 @@ use proxy::{Rank, ServiceAddress, Share, Shares};
 use super::budget::Budget;
 use super::order::Order;
 use super::situation::{Situation, are_rules_under_way, gone, rank, share};
+use crate::clients::ChangingClients;
 use crate::masquerading::{self, ChangingServers, EXEMPT, GUARDS};
 use crate::part::Part;
 use crate::plan::{Op, Plan};
@@ -36,6 +37,7 @@ pub(super) fn make(
     };
     let usable: BTreeSet<Set> = Set::every().filter(is_there).collect();
     let is_urgent = |rank: Rank| rank < Rank::Other;
+    let clients = ChangingClients::of(tables);
     let due = of.knows(Part::Servers).then(|| tables.servers.due(of.now));
     let due = due.into_iter().flatten();
     // Checks for each urgent virtual server (API server, DNS) whether it can be written now. Checks
@@ -84,12 +86,6 @@ pub(super) fn make(
         || (is_uncovered(&Set::LoadBalancerFirewall) && !of.cover.is_outdated)
         || !GUARDS.iter().any(is_uncovered);
     let may_be_filled = |set: Set| set != Set::LoadBalancerFirewall || are_guards_asked;
-    let closed = OnceCell::new();
-    let is_closed = |set: Set, member: &Member| {
-        let closed = || closed.get_or_init(|| masquerading::closed_to_more_clients(tables));
-        let at = set.service_address(member);
-        GUARDS.contains(&set) && at.is_some_and(|at| closed().contains(&at))
-    };
     let sets = tables.all_members();
     for (set, table) in sets.filter(|(set, _)| usable.contains(set) && may_be_filled(*set)) {
         // Adds a mark, an exemption from masquerading or a client of the firewall only after the
@@ -98,7 +94,7 @@ pub(super) fn make(
             exempted(set, member) == Some(true)
                 || masquerading::awaits_outside_server(tables, &of.claims.marks, set, member)
                 || awaits_firewall(tables, set, member, of)
-                || is_closed(set, member)
+                || clients.must_wait(set, member)
         };
         let added = table.due(of.now).filter(|key| table.wanted(key).is_some());
         let added = added.filter(|member| !is_early(member));
@@ -110,7 +106,7 @@ pub(super) fn make(
         let is_exact = of.state.config.semantics.is_exact();
         let is_ended = |set, member: &Member| is_exact || exempted(set, member).is_some();
         ended = masquerading::end_exemptions(tables, of.now, is_ended);
-        ended.extend(masquerading::end_guards(tables, of.now));
+        ended.extend(clients.end_former(tables, of.now));
         if of.knows(Part::Servers) {
             let awaits = |mark: &Member| awaits_firewall(tables, Set::LocalMark, mark, of);
             unmarked = masquerading::end_marks(tables, &of.claims.marks, of.now, awaits);

@@ -10,6 +10,7 @@ use proxy::{Protocol, ServiceAddress, Shares};
 use super::budget::Budget;
 use super::make::makes;
 use super::situation::{Situation, are_rules_under_way, gone, is_left, left, share};
+use crate::clients::ChangingClients;
 use crate::masquerading::{self, GUARDS};
 use crate::part::Part;
 use crate::plan::{Op, Plan};
@@ -127,12 +128,7 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
         });
         masquerading::protects_removed_endpoints(losing, set, member)
     };
-    let lacking = OnceCell::new();
-    let awaits_other_clients = |set: Set, member: &Member| {
-        let lacking = || lacking.get_or_init(|| masquerading::lacking_clients(tables));
-        let at = set.service_address(member);
-        GUARDS.contains(&set) && at.is_some_and(|at| lacking().contains(&at))
-    };
+    let clients = ChangingClients::of(tables);
     let mut ops = Vec::new();
     for (set, table) in tables.all_members() {
         if set == Set::LocalMark {
@@ -145,7 +141,7 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
                 && !may_loop_back(member)
                 && !protects_removed(set, member)
                 && !awaits_successor(tables, set, member, of)
-                && !awaits_other_clients(set, member)
+                && !clients.must_stay(set, member)
         });
         let left = budget.left(ops.len());
         ops.extend(

@@ -1,6 +1,5 @@
 //! Plans the writes of the shim (the rules beside IPVS) and the removal of other modes' leftovers.
 
-use std::cell::OnceCell;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -118,19 +117,14 @@ fn are_sets_filled(tables: &Tables, of: &Situation<'_>) -> bool {
         (set == Set::LoadBalancerFirewall && of.are_rules_pending)
             || (EXEMPT.contains(&set) && waiting(tables, of) > 0)
     };
-    let closed = OnceCell::new();
-    let is_closed = |set: Set, member: &Member| {
-        let closed = || closed.get_or_init(|| masquerading::closed_to_more_clients(tables));
-        let at = set.service_address(member);
-        GUARDS.contains(&set) && at.is_some_and(|at| closed().contains(&at))
-    };
+    let clients = ChangingClients::of(tables);
     let mut sets = tables.all_members();
     of.claims.may_delete
         && sets.all(|(set, table)| {
             let waits = |member: &Member| {
                 awaits_firewall(tables, set, member, of)
                     || masquerading::awaits_refused_server(tables, &of.claims.marks, set, member)
-                    || is_closed(set, member)
+                    || clients.must_wait(set, member)
             };
             let is_missing = |member: &Member| {
                 table.wanted(member).is_some() && !table.is_failing(member) && !waits(member)
