@@ -26,8 +26,8 @@ const MATRIX: &str = include_str!("../../../docs/packet-matrix.md");
 const LOCAL: &str = "10.244.1.2";
 const REMOTE: &str = "10.244.2.3";
 
-/// Number of ways to detect traffic from pods (`--detect-local-mode`). A cell of the matrix has
-/// either one result for each way, or a single result for all ways.
+/// Number of ways to detect traffic from pods: with `--cluster-cidr`, without it, and with
+/// `--masquerade-all`. A cell of the matrix has the first result, and other results in parentheses.
 const DETECTIONS: usize = 3;
 
 fn config(layout: Layout, detection: usize) -> Config {
@@ -146,12 +146,12 @@ fn words(held: &mut InMemoryTables, from: &str, to: &str) -> String {
     let told = match outcomes.as_slice() {
         ["dropped"] => "timeout",
         ["refused"] => "refused",
-        ["10.244.1.2:8080 kept"] => "local kept",
-        ["10.244.1.2:8080 masq"] => "local masq",
-        ["10.244.2.3:8080 kept"] => "remote kept",
-        ["10.244.2.3:8080 masq"] => "remote masq",
-        ["10.244.1.2:8080 kept 50%", "10.244.2.3:8080 kept 50%"] => "both kept",
-        ["10.244.1.2:8080 masq 50%", "10.244.2.3:8080 masq 50%"] => "both masq",
+        ["10.244.1.2:8080 kept"] => "local, client",
+        ["10.244.1.2:8080 masq"] => "local, node",
+        ["10.244.2.3:8080 kept"] => "remote, client",
+        ["10.244.2.3:8080 masq"] => "remote, node",
+        ["10.244.1.2:8080 kept 50%", "10.244.2.3:8080 kept 50%"] => "both, client",
+        ["10.244.1.2:8080 masq 50%", "10.244.2.3:8080 masq 50%"] => "both, node",
         other => return format!("{other:?}"),
     };
     told.to_owned()
@@ -163,13 +163,25 @@ fn wanted(columns: &[&str]) -> [String; DETECTIONS] {
         panic!("{columns:?}");
     };
     let cell = if *would == "as IPVS" { ipvs } else { would };
-    let each: Vec<&str> = cell.split(" / ").collect();
-    let each = match each.as_slice() {
-        [one] => [*one; DETECTIONS],
-        [a, b, c] => [*a, *b, *c],
-        other => panic!("{other:?}"),
+    let (main, others) = cell.split_once(" (").unwrap_or((cell, ""));
+    let other = |condition: &str| {
+        let Some((_, rest)) = others.split_once(condition) else {
+            return main.to_owned();
+        };
+        let result = rest.trim_start_matches(": ").split(')').next().unwrap();
+        // A parenthesis omits the endpoint if only the source differs.
+        match main.split_once(", ") {
+            Some((endpoint, _)) if ["client", "node", "VIP"].contains(&result) => {
+                format!("{endpoint}, {result}")
+            }
+            _ => result.to_owned(),
+        }
     };
-    each.map(ToOwned::to_owned)
+    [
+        main.to_owned(),
+        other("without `--cluster-cidr`"),
+        other("with `--masquerade-all`"),
+    ]
 }
 
 #[test]
@@ -180,10 +192,13 @@ fn the_documented_packet_matrix_follows_from_the_nftables_rules() {
             title = of;
         }
         let columns: Vec<&str> = line.split('|').map(str::trim).collect();
-        let ["", from @ ("pod" | "node" | "outside"), to, columns @ ..] = columns.as_slice() else {
+        let ["", clients, to, columns @ ..] = columns.as_slice() else {
             continue;
         };
-        for to in to.split(", ") {
+        let clients = clients.split(", ");
+        let clients = clients.filter(|client| ["pod", "node", "outside"].contains(client));
+        let ways = clients.flat_map(|from| to.split(", ").map(move |to| (from, to)));
+        for (from, to) in ways {
             rows += 1;
             let section = Section {
                 title,
