@@ -11,7 +11,7 @@
 
 use std::time::Instant;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use ipnet::IpNet;
 use proxy::ServiceAddress;
 
@@ -61,18 +61,21 @@ impl ChangingClients {
         if all.is_empty() {
             return Self::default();
         }
-        for (at, clients) in &mut all {
-            let Some(owner) = firewall.owner(&(*at).into()) else {
-                continue;
-            };
-            for set in GUARDS {
-                let table = tables.members(set);
-                let own = table.keys_of(owner).iter();
-                let own = own.filter(|member| set.service_address(member) == Some(*at));
-                let settled =
-                    |member: &Member| table.actual(member).is_some() || table.is_failing(member);
-                let nets = own.filter_map(|member| Some((network(member)?, settled(member))));
-                clients.wanted.extend(nets);
+        // Visits each owner once: a Service may have very many addresses.
+        let owner = |at: ServiceAddress| firewall.owner(&at.into());
+        let owners: HashSet<_> = all.keys().filter_map(|at| owner(*at)).collect();
+        for set in GUARDS {
+            let table = tables.members(set);
+            for own in owners.iter().copied() {
+                for member in table.keys_of(own) {
+                    let at = set.service_address(member);
+                    let clients = at.filter(|at| owner(*at) == Some(own));
+                    let clients = clients.and_then(|at| all.get_mut(&at));
+                    if let (Some(clients), Some(net)) = (clients, network(member)) {
+                        let is_settled = table.actual(member).is_some() || table.is_failing(member);
+                        clients.wanted.push((net, is_settled));
+                    }
+                }
             }
         }
         for at in losing_endpoints(tables).chain(marked_otherwise(tables)) {
