@@ -323,21 +323,13 @@ fn main_table(report: &Report) -> String {
     head.extend(names.iter().map(|&name| heading(name).to_owned()));
     let mut rows = Vec::new();
     for Figure { metric, size, .. } in main_figures(report) {
-        let cells: Vec<Cell> = names
-            .iter()
-            .map(|name| cell(report, metric, name, size))
-            .collect();
-        // A direct connection to a pod has the same figure at all sizes.
-        let mut programs = names
-            .iter()
-            .zip(&cells)
-            .filter(|(name, _)| **name != "direct");
-        if !programs.any(|(_, cell)| has_result(cell)) {
+        if !has_figure(report, metric, &names, size) {
             continue;
         }
+        let cells = names.iter().map(|name| cell(report, metric, name, size));
         let title = format!("{}, {}", metric.title, metric.unit.name());
         let mut row = vec![title, services(size)];
-        row.extend(cells.iter().map(brief));
+        row.extend(cells.map(|cell| brief(&cell)));
         rows.push(row);
     }
     if rows.is_empty() {
@@ -407,6 +399,13 @@ fn has_result(cell: &Cell) -> bool {
     matches!(cell, Cell::Point(_) | Cell::Wrong | Cell::Failed)
 }
 
+/// Returns true if a program has a figure at this size. Ignores direct connections to a pod, which
+/// have the same figure at all sizes.
+fn has_figure(report: &Report, metric: &Metric, names: &[&str], size: Size) -> bool {
+    let mut names = names.iter().filter(|name| **name != "direct");
+    names.any(|name| has_result(&cell(report, metric, name, size)))
+}
+
 /// Returns true if the main table has all values of a metric, so that the metric needs no table of
 /// its own. With several repeats it does, for the best repeat and the spread.
 fn is_in_main_table(report: &Report, metric: &Metric) -> bool {
@@ -417,14 +416,9 @@ fn is_in_main_table(report: &Report, metric: &Metric) -> bool {
             .any(|one| of(one) == (metric.axis, metric.of, size))
     };
     let names = subjects(report, metric.axis);
-    // A direct connection to a pod has the same figure at all sizes.
-    let has_figure = |size| {
-        let mut names = names.iter().filter(|name| **name != "direct");
-        names.any(|name| has_result(&cell(report, metric, name, size)))
-    };
     let mut sizes = sizes(report, metric.axis)
         .into_iter()
-        .filter(|&size| has_figure(size));
+        .filter(|&size| has_figure(report, metric, &names, size));
     repeats(report) <= 1 && sizes.all(has_row)
 }
 

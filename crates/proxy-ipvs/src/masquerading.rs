@@ -129,8 +129,7 @@ pub(crate) fn awaits_outside_server(
     if !OF_OUTSIDE.contains(&set) {
         return false;
     }
-    let owner = tables.members(set).owner(member);
-    let Some((owner, mark)) = owner.and_then(|owner| Some((owner, marks.get(owner)?))) else {
+    let Some((owner, mark)) = marked_owner(tables, marks, set, member) else {
         return false;
     };
     let servers = &tables.servers;
@@ -147,6 +146,18 @@ pub(crate) fn awaits_outside_server(
     let is_concerned =
         |key: &VirtualServerKey| Some(key) == outside || key.address().is_some_and(is_at);
     !is_made && all.any(|key| is_concerned(key) && servers.actual(key).is_some())
+}
+
+/// Returns the Service port that wants a set member, and its packet mark. Returns `None` if it has no
+/// mark.
+fn marked_owner<'a>(
+    tables: &'a Tables,
+    marks: &Marks,
+    set: Set,
+    member: &Member,
+) -> Option<(&'a Arc<Owner>, u32)> {
+    let owner = tables.members(set).owner(member)?;
+    Some((owner, marks.get(owner)?))
 }
 
 /// Returns the fwmark virtual server of a Service port for packets with this mark.
@@ -174,10 +185,9 @@ pub(crate) fn awaits_refused_server(
     set: Set,
     member: &Member,
 ) -> bool {
-    let owner = tables.members(set).owner(member);
-    let owner = owner.and_then(|owner| Some((owner, marks.get(owner)?)));
     (set == Set::LocalMark || EXEMPT.contains(&set))
-        && owner.is_some_and(|(owner, mark)| lacks_outside_server(tables, owner, mark))
+        && marked_owner(tables, marks, set, member)
+            .is_some_and(|(owner, mark)| lacks_outside_server(tables, owner, mark))
 }
 
 /// Returns the wanted marks that a plan must remove before it creates an fwmark virtual server that

@@ -20,7 +20,7 @@ use proxy::{
 };
 use reconcile::Rows;
 
-use crate::base::{Base, NodePortIps, unallocated};
+use crate::base::{Base, BaseKey, NodePortIps, unallocated};
 use crate::budget::Budget;
 use crate::choice::Chooser;
 use crate::claims::Claims;
@@ -170,9 +170,8 @@ impl Nftables {
             serving => serving,
         };
         let is_all = |entries: &Tables| {
-            let set = crate::base::BaseKey::Set(crate::name::NODE_PORT_IPS);
-            entries.base.actual(&crate::base::BaseKey::Table).is_some()
-                && entries.base.actual(&set).is_none()
+            let set = BaseKey::Set(crate::name::NODE_PORT_IPS);
+            entries.base.actual(&BaseKey::Table).is_some() && entries.base.actual(&set).is_none()
         };
         let node_ports = match &serving {
             ServedAddresses::All => NodePortIps::All,
@@ -296,7 +295,7 @@ impl Nftables {
         let affinity = tables.affinity.observe(affinity);
         // A program that owned the table may have ended: the kernel then deletes the table without a
         // notification.
-        if base.contains(&crate::base::BaseKey::Table) {
+        if base.contains(&BaseKey::Table) {
             tables.retry_now(state.now);
         }
         tables.keep_places();

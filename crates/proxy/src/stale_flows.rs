@@ -189,6 +189,16 @@ struct Claimant {
     id: PortId,
 }
 
+impl Claimant {
+    fn new(service: &UdpService, name: &NamespacedName, id: PortId) -> Self {
+        Self {
+            created: service.created,
+            service: name.clone(),
+            id,
+        }
+    }
+}
+
 /// Service ports that claim one frontend. A frontend nearly always has one claimant.
 #[derive(Debug)]
 enum Claimants {
@@ -267,11 +277,7 @@ impl UdpServices {
             let id = self.next_id();
             ids.push(id);
             self.ports.insert(id, port.serving.clone());
-            let claimant = Claimant {
-                created: service.created,
-                service: name.clone(),
-                id,
-            };
+            let claimant = Claimant::new(&service, name, id);
             for frontend in frontends(&service, port) {
                 match self.claims.entry(frontend) {
                     Entry::Vacant(vacant) => {
@@ -295,11 +301,7 @@ impl UdpServices {
         let mut concerns_flows = false;
         for (id, port) in ids.into_iter().zip(&service.ports) {
             self.ports.remove(&id);
-            let claimant = Claimant {
-                created: service.created,
-                service: name.clone(),
-                id,
-            };
+            let claimant = Claimant::new(&service, name, id);
             for frontend in frontends(&service, port) {
                 if let Entry::Occupied(mut claimants) = self.claims.entry(frontend) {
                     if claimants.get_mut().remove(&claimant) {
