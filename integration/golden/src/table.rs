@@ -160,7 +160,7 @@ fn virtual_servers(dump: &str) -> Vec<String> {
     servers
         .into_values()
         .flat_map(|mut lines| {
-            lines.sort(); // lines.sort(); // `-A` sorts before `-a`
+            lines.sort(); // `-A` sorts before `-a`
             lines
         })
         .collect()
