@@ -186,8 +186,13 @@ fn parse_with<A: Into<OsString>>(
     read: impl FnOnce(&Path) -> Result<(Configuration, Vec<String>), ConfigurationError>,
 ) -> Result<Command, CommandLineError> {
     let mut arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
-    let command = arguments.get(1).and_then(|word| word.to_str());
-    let command = command.and_then(tree::command_named);
+    let word = |at: usize| arguments.get(at).and_then(|word| word.to_str());
+    let command = word(1).and_then(tree::command_named);
+    // clap suggests a command for a misspelt `WORD`, but not for `help WORD`.
+    let is_unknown = |word: &str| !word.starts_with('-') && tree::command_named(word).is_none();
+    if word(1) == Some("help") && word(2).is_some_and(is_unknown) {
+        arguments.remove(1);
+    }
     let LeadingArguments { question, answer } = take_question(&mut arguments)?;
     let typed = tree()
         .try_get_matches_from(normalised(arguments))
