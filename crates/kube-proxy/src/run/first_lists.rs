@@ -17,6 +17,9 @@ const DRAINED_MAX: usize = 50_000;
 /// Longest time for which the daemon applies queued events before the next write. A large object
 /// takes milliseconds.
 const DRAINED_FOR: Duration = Duration::from_millis(50);
+/// Number of queued events between two reads of the clock. Where the clock needs a system call, as
+/// in some virtual machines, a read for each event would take longer than the events.
+const CLOCK_EVERY: usize = 16;
 /// Interval of the log line while the start waits for its first lists.
 pub(crate) const WAITING_NOTICE: Duration = Duration::from_secs(10);
 /// Longest time that the start waits for this node's Node object, as in upstream.
@@ -106,7 +109,9 @@ pub(crate) async fn drain(events: &mut BoxStream<'static, Event>, model: &mut Mo
     let began = Instant::now();
     model.apply(first);
     let mut drained = 0;
-    let is_enough = |drained| drained == DRAINED_MAX || began.elapsed() >= DRAINED_FOR;
+    let is_late = || began.elapsed() >= DRAINED_FOR;
+    let is_enough =
+        |drained: usize| drained == DRAINED_MAX || (drained.is_multiple_of(CLOCK_EVERY) && is_late());
     loop {
         let before = drained;
         // Uses `unconstrained`. Otherwise tokio reports an empty queue after 128 messages, until
