@@ -237,10 +237,9 @@ fn accepts_connections(tables: &Tables, key: &VirtualServerKey) -> bool {
 /// more. Without the mark, they would reach unwanted endpoints, or none.
 fn needs_mark(tables: &Tables, key: &VirtualServerKey) -> bool {
     let servers = &tables.servers;
-    let (Some(actual), Some(wanted)) = (servers.actual(key), servers.wanted(key)) else {
-        return false;
-    };
-    let gains_endpoints = serves(wanted) && !serves(actual) && !servers.is_failing(key);
+    let has_none = !servers.actual(key).is_some_and(serves);
+    let gains_endpoints =
+        has_none && servers.wanted(key).is_some_and(serves) && !servers.is_failing(key);
     gains_endpoints || loses_endpoints(tables, key)
 }
 

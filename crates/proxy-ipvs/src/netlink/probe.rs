@@ -57,9 +57,7 @@ pub enum ProbeError {
     #[error("cannot write the rules of ipvs mode: {0}")]
     Rule(#[from] IptablesError),
     /// ipset of this kernel cannot store a packet mark with each member.
-    #[error(
-        "--ipvs-semantics=exact needs sets with marks, or --ipvs-shim=nftables: {0}"
-    )]
+    #[error("--ipvs-semantics=exact needs sets with marks, or --ipvs-shim=nftables: {0}")]
     Marks(ipset_netlink::Error),
     /// The kernel or the `iptables` program lacks the target that copies a set member's mark to the
     /// packet.
