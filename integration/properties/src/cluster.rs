@@ -181,12 +181,16 @@ impl Cluster {
         fronts
     }
 
-    /// Returns all versions of Services for which the kernel always refuses a part.
+    /// Returns all versions of Services for which the kernel always refuses a part. Includes
+    /// Services that had one of their addresses or node ports at any time: if the kernel refuses
+    /// the new owner's rules, the former owner's rules stay.
     pub fn barred(&self, barred: &[RejectedPart]) -> Vec<Service> {
-        let versions = self.versions.iter();
         let names = self.barred_names(barred);
-        let of_barred = versions.filter(|version| names.contains(&version.name.to_string()));
-        of_barred.cloned().collect()
+        let is_named = |version: &&Service| names.contains(&version.name.to_string());
+        let of_barred: Vec<&Service> = self.versions.iter().filter(is_named).collect();
+        let shares = |version: &Service| of_barred.iter().any(|other| shares_place(version, other));
+        let versions = self.versions.iter().filter(|version| shares(version));
+        versions.cloned().collect()
     }
 
     /// Returns the names of existing Services for which the kernel always refuses a part.
@@ -573,4 +577,18 @@ pub fn tell(event: &Event) -> String {
         }
         other => format!("{other:?}"),
     }
+}
+
+/// Returns true if two Services have an address or a node port in common.
+fn shares_place(one: &Service, other: &Service) -> bool {
+    let addresses = |service: &Service| -> BTreeSet<IpAddr> {
+        let all = service.cluster_ips.iter().chain(&service.external_ips);
+        all.chain(&service.ingress_ips).copied().collect()
+    };
+    let node_ports = |service: &Service| -> BTreeSet<u16> {
+        let ports = service.ports.iter();
+        ports.filter_map(|port| port.node_port).collect()
+    };
+    !addresses(one).is_disjoint(&addresses(other))
+        || !node_ports(one).is_disjoint(&node_ports(other))
 }

@@ -50,6 +50,9 @@ pub enum AffectedClients {
     All,
     /// Clients of this service address.
     Address(std::net::IpAddr),
+    /// Clients of this load balancer address that its source-range firewall admits by this write.
+    /// Without it, the firewall closes the port when it begins.
+    Admitted(std::net::IpAddr),
     /// No clients.
     Nobody,
 }

@@ -46,6 +46,9 @@ struct Period {
     /// True after damage or a refused write, until the frontend has its wanted verdicts again. The
     /// test does not check it meanwhile.
     is_disturbed: bool,
+    /// True from the kernel's refusal to admit a client until the daemon is idle: the source-range
+    /// firewall may close the port meanwhile.
+    may_close: bool,
 }
 
 impl Period {
@@ -184,6 +187,7 @@ impl Watch {
                 // Entries of this frontend may be damaged from before the period, and the mode may
                 // write others before it notices the damage.
                 is_disturbed: !self.claims.is_empty() || has_lost,
+                may_close: false,
             });
             period.good.extend(wanted);
             if let Some(former) = former.get(front).filter(|_| !is_served(wanted)) {
@@ -304,11 +308,17 @@ impl Watch {
     pub fn refused(&mut self, write: &Write) {
         self.has_refused = true;
         for (front, period) in &mut self.fronts {
-            period.is_disturbed |= match write.serves {
-                AffectedClients::All => true,
-                AffectedClients::Address(address) => front.address == address,
-                AffectedClients::Nobody => false,
+            let (is_disturbed, may_close) = match write.serves {
+                AffectedClients::All => (true, false),
+                AffectedClients::Address(address) => (front.address == address, false),
+                AffectedClients::Admitted(address) => {
+                    let is_at = front.address == address;
+                    (is_at, is_at)
+                }
+                AffectedClients::Nobody => (false, false),
             };
+            period.is_disturbed |= is_disturbed;
+            period.may_close |= may_close;
         }
     }
 
@@ -321,6 +331,7 @@ impl Watch {
         }
         for period in self.fronts.values_mut() {
             period.settled.get_or_insert(event);
+            period.may_close = false;
         }
     }
 
@@ -330,6 +341,7 @@ impl Watch {
         for (front, period) in &mut self.fronts {
             let is_known = period.settled.is_some_and(|event| event <= heard);
             if period.is_disturbed
+                && !period.may_close
                 && is_known
                 && self.lost.is_empty()
                 && verdicts.get(front) == Some(&period.wanted)

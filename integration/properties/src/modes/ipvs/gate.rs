@@ -106,9 +106,9 @@ fn write(op: &Op) -> Write {
                 Op::AddMember(_, member) | Op::RemoveMember(_, member) => match member {
                     Member::Address(address)
                     | Member::AddressPort(address, ..)
-                    | Member::AddressPortMark(address, ..)
-                    | Member::AddressPortAddress(address, ..)
-                    | Member::AddressPortNet(address, ..) => AffectedClients::Address(*address),
+                    | Member::AddressPortMark(address, ..) => AffectedClients::Address(*address),
+                    Member::AddressPortAddress(address, ..)
+                    | Member::AddressPortNet(address, ..) => AffectedClients::Admitted(*address),
                     Member::Port(_) => AffectedClients::All,
                 },
                 Op::CreateSet(..) | Op::WriteRules { .. } => AffectedClients::All,
