@@ -426,8 +426,9 @@ impl Metrics {
 
     /// Records the network programming latency of changes, by their trigger times.
     pub(crate) fn programmed(&self, family: IpFamily, triggers: impl Iterator<Item = SystemTime>) {
-        let now = SystemTime::now();
+        let mut now = None;
         for trigger in triggers {
+            let now = now.get_or_insert_with(SystemTime::now);
             // The trigger time comes from another machine's clock, so it may be in the future.
             let took = now.duration_since(trigger).unwrap_or_default();
             self.network_programming_duration

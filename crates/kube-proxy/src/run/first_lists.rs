@@ -106,12 +106,14 @@ pub(crate) async fn gather_within(
 /// Applies an event and all further events that are ready. The source may have more events ready
 /// than its queue can hold.
 pub(crate) async fn drain(events: &mut BoxStream<'static, Event>, model: &mut Model, first: Event) {
-    let began = Instant::now();
     model.apply(first);
     let mut drained = 0;
-    let is_late = || began.elapsed() >= DRAINED_FOR;
-    let is_enough =
-        |drained: usize| drained == DRAINED_MAX || (drained.is_multiple_of(CLOCK_EVERY) && is_late());
+    let mut began = None;
+    let mut is_enough = |drained: usize| {
+        let reads_clock = drained > 0 && drained.is_multiple_of(CLOCK_EVERY);
+        drained == DRAINED_MAX
+            || (reads_clock && began.get_or_insert_with(Instant::now).elapsed() >= DRAINED_FOR)
+    };
     loop {
         let before = drained;
         // Uses `unconstrained`. Otherwise tokio reports an empty queue after 128 messages, until

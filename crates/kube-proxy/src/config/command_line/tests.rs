@@ -909,7 +909,10 @@ fn errors_name_the_flag_the_value_and_the_allowed_values() {
         ("--masquerade-all true", &["'true'", "--switch=true"]),
         ("extra", &["unknown command: 'extra'", "--help"]),
         ("statu", &["unknown command: 'statu'", "is status meant?"]),
-        ("help statu", &["unknown command: 'statu'", "is status meant?"]),
+        (
+            "help statu",
+            &["unknown command: 'statu'", "is status meant?"],
+        ),
         (
             "explian",
             &["unknown command: 'explian'", "is explain meant?"],
