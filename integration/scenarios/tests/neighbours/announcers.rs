@@ -1,9 +1,10 @@
-//! Tests a node whose programs announce Service addresses: BIRD by BGP, and an ARP responder like
-//! MetalLB's layer 2 mode.
+//! Tests a node whose programs announce Service addresses: BIRD and FRR by BGP, and an ARP responder
+//! like MetalLB's layer 2 mode.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
 
-use anyhow::ensure;
+use anyhow::{Result, ensure};
 use lab::Place;
 use scenarios::{Cluster, Outcome, SOON, Service, at, tcp};
 
@@ -39,6 +40,32 @@ protocol bgp peer {
     ipv4 { import all; export none; };
 }
 ";
+/// Load-balancer address that FRR announces.
+const ANNOUNCED: &str = "192.0.2.12";
+/// Configuration of FRR's `zebra` and `bgpd` on node1, as MetalLB's speaker writes it for its BGP
+/// mode. Beyond MetalLB's, it would also announce Service addresses that `zebra` considers
+/// connected.
+const METALLB: &str = "
+ip nht resolve-via-default
+ip prefix-list services permit 192.0.2.0/24 le 32
+ip prefix-list services permit 10.96.0.0/16 le 32
+route-map in deny 20
+route-map out permit 1
+ match ip address prefix-list services
+router bgp 64512
+ no bgp ebgp-requires-policy
+ no bgp network import-check
+ no bgp default ipv4-unicast
+ bgp router-id 172.35.0.100
+ neighbor 172.35.0.9 remote-as 64513
+ address-family ipv4 unicast
+  neighbor 172.35.0.9 activate
+  neighbor 172.35.0.9 route-map in in
+  neighbor 172.35.0.9 route-map out out
+  network 192.0.2.12/32
+  redistribute connected
+ exit-address-family
+";
 /// Perl program that answers ARP requests for an address as MetalLB's speaker does. Its arguments
 /// are the address, the MAC address for its replies, and the interface's index.
 const SPEAKER_OF_ARP: &str = r#"
@@ -58,6 +85,11 @@ while (defined recv($socket, my $frame, 2048, 0)) {
 /// Service address in the nodes' network, for which only the Perl program answers ARP requests.
 const IN_LAN: &str = "172.35.0.200";
 
+/// Returns the routes that BIRD has learned and written to the kernel of `place`.
+fn learned(place: &Place) -> Result<String> {
+    Ok(place.read(["ip", "route", "show", "proto", "bird"])?)
+}
+
 pub(crate) fn services_are_reached_by_announced_addresses(c: &mut Cluster) -> Outcome {
     for network in ["192.0.2.0/24", "10.96.0.0/16"] {
         c.outside.read(["ip", "route", "del", network])?;
@@ -70,10 +102,8 @@ pub(crate) fn services_are_reached_by_announced_addresses(c: &mut Cluster) -> Ou
         let (file, control) = (file.display().to_string(), control.display().to_string());
         running.push(place.spawn(["bird", "-f", "-c", &file, "-s", &control])?);
     }
-    let learned = |place: &Place| place.read(["ip", "route", "show", "proto", "bird"]);
     c.until("the routes of BGP", || {
-        let routes = learned(&c.outside)?;
-        Ok(routes.contains("192.0.2.0/24 via 172.35.0.100"))
+        Ok(learned(&c.outside)?.contains("192.0.2.0/24 via 172.35.0.100"))
     })?;
     let link = |field: &str| c.sh(&format!("cat /sys/class/net/eth0/{field}"));
     let (mac, index) = (link("address")?, link("ifindex")?);
@@ -119,6 +149,69 @@ pub(crate) fn services_are_reached_by_announced_addresses(c: &mut Cluster) -> Ou
                 .read(["birdc", "-s", &control, "show route table vips"])?;
             ensure!(!vips.contains("10.96.0.10"), "{vips}");
         }
+        Ok(())
+    })?;
+    for mut program in running {
+        program.stop(SOON)?;
+    }
+    Ok(())
+}
+
+pub(crate) fn frr_announces_load_balancer_addresses(c: &mut Cluster) -> Outcome {
+    c.outside.read(["ip", "route", "del", "192.0.2.0/24"])?;
+    // Debian's FRR gives up root's rights at its start, and then writes to this folder.
+    let folder = c.folder().join("frr");
+    fs::create_dir_all(&folder)?;
+    fs::set_permissions(&folder, Permissions::from_mode(0o777))?;
+    let folder = folder.display().to_string();
+    let own = |name: &str| format!("{folder}/{name}");
+    let (config, router) = (own("frr.conf"), own("router.conf"));
+    let (socket, control) = (own("zserv"), own("router.control"));
+    fs::write(&config, METALLB)?;
+    fs::write(&router, ROUTER)?;
+    let bird = ["bird", "-f", "-c", &router, "-s", &control];
+    let mut running = vec![c.outside.spawn(bird)?];
+    for program in ["/usr/lib/frr/zebra", "/usr/lib/frr/bgpd"] {
+        let pid = own(program.rsplit('/').next().unwrap_or(program));
+        running.push(c.node1.spawn([
+            program,
+            "-P",
+            "0",
+            "-f",
+            &config,
+            "-i",
+            &pid,
+            "-z",
+            &socket,
+            "--vty_socket",
+            &folder,
+        ])?);
+    }
+    c.write("node", super::NODE)?;
+    let web = Service::new("web", "10.96.0.10")
+        .port(tcp(80, 8080))
+        .ingress(ANNOUNCED)
+        .spec("externalTrafficPolicy: Local")
+        .endpoints("10.244.1.10 10.244.2.10");
+    c.apply(&web)?;
+    c.until("the route of BGP", || {
+        Ok(learned(&c.outside)?.contains("192.0.2.12 via 172.35.0.100"))
+    })?;
+    in_each_mode(c, "", |c, form: &Form| {
+        let to = format!("{ANNOUNCED}:80");
+        c.until_answered(&c.outside, &to)?;
+        let answer = c.outside.ask_tcp(at(&to), SOON)?;
+        let seen = (answer.who.as_str(), answer.seen_source.ip().to_string());
+        ensure!(seen == ("near", "172.35.0.9".to_owned()), "{seen:?}");
+        // `kube-ipvs0` has the ClusterIP, but is down, so `zebra` does not consider the address
+        // connected. The mode before this one used routes, and has left the link up.
+        if form.name == "ipvs, shim in nftables" {
+            c.node1.read(["ip", "link", "set", "kube-ipvs0", "down"])?;
+        }
+        c.until("no announced ClusterIP", || {
+            Ok(!learned(&c.outside)?.contains("10.96.0.10"))
+        })?;
+        c.until_answered(&c.outside, &to)?;
         Ok(())
     })?;
     for mut program in running {

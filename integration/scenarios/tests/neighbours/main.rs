@@ -3,7 +3,7 @@
 //!
 //! Debian has no packages for most of these programs. Scripts in this directory therefore create
 //! the rules, sets, addresses and virtual servers of such a program. Of these programs, only
-//! keepalived and BIRD run.
+//! keepalived, BIRD and FRR run.
 //!
 //! Each test runs kube-proxy in one mode after another. In each mode, it sends packets, and checks
 //! that the other program's state still exists. At the end, `--cleanup` must restore exactly the
@@ -26,7 +26,7 @@ const LIMIT: Duration = Duration::from_mins(10);
 
 fn main() {
     let stories = stories! {
-        announcers: services_are_reached_by_announced_addresses;
+        announcers: services_are_reached_by_announced_addresses, frr_announces_load_balancer_addresses;
         calico: network_policies_of_calico_apply_to_services, network_policies_of_calico_apply_with_exact_semantics if has_nft(),
             network_policies_of_calico_in_nftables_apply_to_services if has_nft();
         node: services_work_beside_programs_of_the_node, services_work_beside_cilium_without_kube_proxy_replacement if has_nft();
