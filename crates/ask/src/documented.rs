@@ -166,6 +166,7 @@ fn the_status_api_matches_its_documentation() {
             reason: text(),
             seconds: 1.0,
         }],
+        warnings: vec![RejectedEntry::default()],
         unreadable: vec![Unreadable {
             family: text(),
             part: text(),

@@ -178,6 +178,12 @@ fn render(status: &Status, is_wide: bool, has_colours: bool) -> String {
     };
     let (errors, count) = errors(status);
     section("Errors", &errors, count);
+    let (warnings, count) = warnings(status);
+    section(
+        "Warnings: served, although others need the address",
+        &warnings,
+        count,
+    );
     let (conflicts, count) = conflicts(status);
     section("Conflicts: addresses of two Services", &conflicts, count);
     let (drains, count) = drains(status);
@@ -301,6 +307,20 @@ fn errors(status: &Status) -> (TextTable, usize) {
         ]);
     }
     (table, status.errors.len() + status.unreadable.len())
+}
+
+fn warnings(status: &Status) -> (TextTable, usize) {
+    let mut table = TextTable::default();
+    for warning in &status.warnings {
+        table.row([
+            warning.family.as_str().into(),
+            warning.service.as_deref().unwrap_or("-").into(),
+            Cell::of(warning.object.replacen("serve", "serves", 1), Tone::Odd),
+            warning.reason.as_str().into(),
+            format!("for {}", age(warning.seconds)).into(),
+        ]);
+    }
+    (table, status.warnings.len())
 }
 
 fn conflicts(status: &Status) -> (TextTable, usize) {

@@ -20,6 +20,9 @@ pub struct Facts {
     /// Parts of Services that the daemon rejects, each with the time of the rejection: addresses,
     /// options, and Services above the size limit.
     pub refused: Vec<(Contested, Instant)>,
+    /// Addresses of Services that the daemon serves with side effects, each with the time at which
+    /// it found them.
+    pub served_contested: Vec<(Contested, Instant)>,
     /// Number of Services that the daemon serves.
     pub services: usize,
     /// Number of EndpointSlices that belong to the Services in `services`.

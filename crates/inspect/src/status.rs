@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant, SystemTime};
 
 use k8s_openapi::jiff::Timestamp;
+use proxy::contested::Contested;
 use proxy::{IpFamily, Standing};
 use service_counters::{At, CounterSelection, Counters};
 use source::Trouble;
@@ -135,15 +136,21 @@ fn add(status: &mut Status, facts: Facts, updated: &BTreeMap<IpFamily, Instant>)
         status.families.push(family(&of, updated, facts.now));
         add_seen(status, of, facts.now);
     }
-    let refused = facts.refused.iter().map(|(one, since)| RejectedEntry {
+    let entry = |(one, since): &(Contested, Instant)| RejectedEntry {
         family: one.family().map(|of| of.to_string()).unwrap_or_default(),
         object: one.object(),
         service: Some(one.service.to_string()),
         reason: one.reason(None),
         seconds: ago(*since, facts.now),
-    });
-    status.errors.extend(refused);
+    };
+    status.errors.extend(facts.refused.iter().map(entry));
     status.errors.truncate(LISTED);
+    status.warnings = facts
+        .served_contested
+        .iter()
+        .take(LISTED)
+        .map(entry)
+        .collect();
     status.conflicts.truncate(LISTED);
     status.draining.truncate(LISTED);
 }

@@ -36,6 +36,7 @@ use super::finding::{Finding, Status};
 use super::foresee::StartForecast;
 use super::names::Names;
 use crate::config::options::Options;
+use crate::node::external_addresses::{NearbyNetworks, nearby};
 use crate::node::{kernel_settings, one_family};
 
 /// Root directory of `/proc`, `/sys` and `/lib/modules`.
@@ -177,7 +178,12 @@ pub(super) fn look(
         let mut unread = Vec::new();
         let own = own_addresses(traces, &mut unread);
         let routes = all_routes(root, &mut unread);
-        let mut judged = addresses::judge(model, &own, &routes, mode.name());
+        let near = nearby(
+            model,
+            &NearbyNetworks::read(),
+            &own.keys().copied().collect::<Vec<_>>(),
+        );
+        let mut judged = addresses::judge(model, &own, &routes, &near, mode.name());
         if !unread.is_empty() {
             judged.retain(|finding| finding.status != Status::Ok);
             judged.push(unknown("addresses", &unread));

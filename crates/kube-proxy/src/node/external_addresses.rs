@@ -159,6 +159,14 @@ impl ExternalAddresses {
         known.filter(|(one, _)| one.is_refused())
     }
 
+    /// Returns the addresses that the proxy serves with side effects, each with the time at which
+    /// the daemon found it. Omits load-balancer addresses of this node, because some load balancers
+    /// use the nodes' own addresses.
+    pub(crate) fn served(&self) -> impl Iterator<Item = (&Contested, Instant)> {
+        let known = self.known.iter().map(|(one, known)| (one, known.since));
+        known.filter(|(one, _)| !one.is_refused() && !is_usual(one))
+    }
+
     /// Sets the IPVS scheduler, and the option values that this node does not support.
     pub(crate) fn support(&mut self, scheduler: &str, unavailable: Vec<UnavailableOption>) {
         if *self.heeding.scheduler != *scheduler {
@@ -277,11 +285,8 @@ impl ExternalAddresses {
             self.told += 1;
             self.untold -= 1;
             let line = one.line(model);
-            // Logs this finding as information instead of a warning, and sends no event, because
-            // some load balancers use the nodes' own addresses.
-            if let ContestedPart::Address(_, AddressField::Ingress, ContestReason::OfNode) =
-                one.what
-            {
+            // Logs this finding as information instead of a warning, and sends no event.
+            if is_usual(one) {
                 info!("{line}");
                 continue;
             }
@@ -309,6 +314,20 @@ impl ExternalAddresses {
             );
         }
     }
+}
+
+/// Returns true for a load-balancer address of this node: some load balancers use the nodes' own
+/// addresses.
+fn is_usual(one: &Contested) -> bool {
+    let field = AddressField::Ingress;
+    matches!(one.what, ContestedPart::Address(_, of, ContestReason::OfNode) if of == field)
+}
+
+/// Describes the addresses that Services would have although they are in this node's networks, or
+/// are its next hop. `own` are the node's own addresses.
+pub(crate) fn nearby(model: &Model, networks: &NearbyNetworks, own: &[IpAddr]) -> Vec<String> {
+    let found = near(model, networks, own);
+    found.map(|one| one.line(model)).collect()
 }
 
 /// Networks that this node reaches without a router, and its default routers.

@@ -69,6 +69,11 @@ impl Daemon {
                 let refused = refused.map(|(one, since)| (one.clone(), since));
                 refused.take(TOLD_MAX).collect()
             },
+            served_contested: {
+                let served = self.external_addresses.served();
+                let served = served.map(|(one, since)| (one.clone(), since));
+                served.take(TOLD_MAX).collect()
+            },
             services: model.service_count(),
             slices: model.slice_count(),
             is_complete: model.is_complete(),

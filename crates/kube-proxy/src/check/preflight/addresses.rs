@@ -9,6 +9,8 @@ use super::routes::Route;
 use crate::check::finding::{Finding, some};
 
 const NAME: &str = "addresses";
+/// Largest number of addresses near this node that have a finding of their own.
+const NAMED: usize = 5;
 
 /// Reports the API server's addresses, which no Service may use. Returns `None` if the source has
 /// no API server.
@@ -18,11 +20,13 @@ pub(super) fn api_server(guarded: &[String]) -> Option<Finding> {
 }
 
 /// Returns findings about conflicting addresses. `own` has the node's addresses with their links,
-/// except the addresses on the link of IPVS mode.
+/// except the addresses on the link of IPVS mode. `near` describes the addresses that other hosts
+/// near the node may have.
 pub(super) fn judge(
     model: &Model,
     own: &BTreeMap<IpAddr, String>,
     routes: &[Route],
+    near: &[String],
     mode: &str,
 ) -> Vec<Finding> {
     let mut claims: BTreeMap<(SocketAddr, Protocol), BTreeSet<String>> = BTreeMap::new();
@@ -103,6 +107,12 @@ pub(super) fn judge(
             ),
         ));
     }
+    let (named, others) = near.split_at(near.len().min(NAMED));
+    findings.extend(named.iter().map(|line| Finding::warn(NAME, line)));
+    if !others.is_empty() {
+        let message = format!("and {} more addresses near this node", others.len());
+        findings.push(Finding::warn(NAME, message));
+    }
     if findings.is_empty() {
         findings.push(Finding::ok(
             NAME,
@@ -139,7 +149,7 @@ mod tests {
             link: (*link).to_owned(),
         });
         let routes: Vec<Route> = routes.collect();
-        let findings = judge(&model, &own.collect(), &routes, "ipvs");
+        let findings = judge(&model, &own.collect(), &routes, &[], "ipvs");
         let is_ok = findings.len() == 1 && findings[0].status == Status::Ok;
         if is_ok {
             return Vec::new();

@@ -25,7 +25,8 @@ export function draw(main, _place, { answer }) {
     // Reasons for not being ready, and errors of the source.
     !answer.ready && notes(answer.notes),
     section('IP families', families(answer.families)),
-    section('Refused by the kernel', refused(answer.errors)),
+    section('Refused by the kernel', entries('Entries that the kernel refused at the last attempt', answer.errors)),
+    section('Served, although others need the address', entries('Addresses that are served with a side effect', answer.warnings)),
     section('Cannot be read', unreadable(answer.unreadable)),
     section('Addresses claimed by two Services', conflicts(answer.conflicts)),
     section('Near a limit', limits(answer.limits.filter((limit) => limit.near))),
@@ -104,15 +105,15 @@ function service(text) {
   return name ? h('a', { href: link(['services', namespace, name]) }, text) : text;
 }
 
-function refused(errors) {
-  if (errors.length === 0) return null;
+function entries(caption, all) {
+  if (all.length === 0) return null;
   const columns = [
     { title: 'Family' }, { title: 'Entry', wide: true }, { title: 'Service' }, { title: 'Reason, and what to do', wide: true },
     { title: 'Since', number: true },
   ];
-  return table('Entries that the kernel refused at the last attempt', columns, errors.map((error) => ({
+  return table(caption, columns, all.map((entry) => ({
     tone: 'warn',
-    cells: [error.family, h('code', null, error.object), service(error.service), error.reason, `${duration(error.seconds)} ago`],
+    cells: [entry.family, h('code', null, entry.object), service(entry.service), entry.reason, `${duration(entry.seconds)} ago`],
   })));
 }
 
