@@ -1232,6 +1232,22 @@ fn completion_scripts_contain_commands_and_flags() {
 }
 
 #[test]
+fn the_script_for_bash_has_a_case_for_each_command() {
+    let Ok(Command::Print(script)) = read("completion bash") else {
+        panic!("no script");
+    };
+    let set = script
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("cmd=\"kube"));
+    let set: Vec<&str> = set.map(|name| name.trim_end_matches('"')).collect();
+    assert!(set.contains(&"__proxy__subcmd__status"), "{set:?}");
+    for name in set {
+        let case = format!("kube{name})");
+        assert!(script.lines().any(|line| line.trim() == case), "{case}");
+    }
+}
+
+#[test]
 fn the_man_page_contains_commands_and_flags() {
     let mut page = Vec::new();
     clap_mangen::Man::new(tree()).render(&mut page).unwrap();

@@ -69,7 +69,10 @@ pub(super) fn completion(matches: &clap::ArgMatches) -> String {
     if let Some((_, shell)) = shells.find(|(known, _)| Some(*known) == name) {
         generate(*shell, &mut tree(), PROGRAM, &mut script);
     }
-    String::from_utf8_lossy(&script).into_owned()
+    // clap_complete names the cases of a subcommand after our program in two ways, because the
+    // program's name contains a hyphen. Without one name, the script for bash completes nothing
+    // after a subcommand.
+    String::from_utf8_lossy(&script).replace("kube__subcmd__proxy", "kube__proxy")
 }
 
 /// Returns the long help of a command that previews a start (`check`, `plan` or `diff`).
