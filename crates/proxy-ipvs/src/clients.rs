@@ -119,8 +119,10 @@ impl ChangingClients {
             .is_some_and(|(net, clients)| clients.lacks_around(net))
     }
 
-    /// Returns the writes that remove former clients before a virtual server gets endpoints.
-    pub(crate) fn end_former(&self, tables: &Tables, now: Instant) -> Vec<Op> {
+    /// Returns the writes that remove former clients before a virtual server gets endpoints. With
+    /// `awaits_rules`, rules that admit the new clients are missing. A virtual server with endpoints
+    /// then keeps its former clients.
+    pub(crate) fn end_former(&self, tables: &Tables, now: Instant, awaits_rules: bool) -> Vec<Op> {
         let is_idle = |at: ServiceAddress| {
             let server = tables.servers.actual(&at.into());
             server.is_some_and(|server| !serves(server))
@@ -131,7 +133,8 @@ impl ChangingClients {
                 .due(now)
                 .filter(|member| table.wanted(member).is_none());
             let ended = unwanted.filter(|member| {
-                set.service_address(member).is_some_and(is_idle) || self.ends_early(set, member)
+                set.service_address(member).is_some_and(is_idle)
+                    || (!awaits_rules && self.ends_early(set, member))
             });
             let ended = sorted(ended).into_iter();
             ended.map(move |member| Op::RemoveMember(set, member))

@@ -106,7 +106,10 @@ pub(super) fn make(
         let is_exact = of.state.config.semantics.is_exact();
         let is_ended = |set, member: &Member| is_exact || exempted(set, member).is_some();
         ended = masquerading::end_exemptions(tables, of.now, is_ended);
-        ended.extend(clients.end_former(tables, of.now));
+        let awaits_rules = of.are_rules_pending
+            && are_rules_under_way(tables, of)
+            && GUARDS.iter().any(is_uncovered);
+        ended.extend(clients.end_former(tables, of.now, awaits_rules));
         if of.knows(Part::Servers) {
             let awaits = |mark: &Member| awaits_firewall(tables, Set::LocalMark, mark, of);
             unmarked = masquerading::end_marks(tables, &of.claims.marks, of.now, awaits);
