@@ -256,7 +256,13 @@ impl Ipvs {
             ours.insert(format!("range {net}"), format!("{source:?}"));
         }
         if let Some(rules) = &there.rules {
-            ours.insert(RULES.to_owned(), rules_text(rules));
+            // Once the kernel always refuses a destination, hairpin members of former ones stay (see
+            // `may_stay`), with their rule.
+            let text = match self.has_forbidden {
+                true => without_hairpin_rule(rules),
+                false => rules_text(rules),
+            };
+            ours.insert(RULES.to_owned(), text);
         }
         for place in there.leftovers.iter().flatten().map(|(place, _)| place) {
             ours.insert(format!("leftovers in {place:?}"), String::new());
@@ -610,4 +616,13 @@ fn is_left(state: &State, places: &[LeftoverPlace]) -> bool {
 
 fn rules_text(rules: &Rules) -> String {
     format!("{}{rules:?}", rules.restore_text(&Rules::default()))
+}
+
+/// Returns the rules without those that match KUBE-LOOP-BACK.
+fn without_hairpin_rule(rules: &Rules) -> String {
+    let text = rules.restore_text(&Rules::default());
+    let others = text
+        .lines()
+        .filter(|line| !line.contains("--match-set KUBE-LOOP-BACK"));
+    others.collect::<Vec<_>>().join("\n")
 }
