@@ -194,9 +194,12 @@ fn add_connections(status: &mut Status, drains: &[proxy::DrainingEndpoint], coun
 fn add_seen(status: &mut Status, of: FamilyFacts, now: Instant) {
     let family = of.family.to_string();
     let seen = of.seen;
+    let unbound = of.health_checks.into_iter();
+    let unbound = unbound.map(|(failure, since)| (failure, now.saturating_duration_since(since)));
     status.errors.extend(
         seen.failures
             .into_iter()
+            .chain(unbound)
             .map(|(failure, since)| RejectedEntry {
                 family: family.clone(),
                 object: failure.object,

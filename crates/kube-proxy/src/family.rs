@@ -473,6 +473,7 @@ impl Family {
             standing: self.standing(),
             is_served: self.is_served,
             seen: self.reporter.seen(most, now),
+            health_checks: self.health_checks.failing(most).collect(),
             form: self.mode.form(),
             drains: self.mode.drains(most),
             node_ports: self.node_ports.clone(),
@@ -483,11 +484,12 @@ impl Family {
     /// failures.
     pub(crate) fn ground(&self, node: NodeFacts, most: usize, now: Instant) -> GroundOfFamily {
         let seen = self.reporter.seen(most, now);
-        let failures = seen.failures.into_iter();
+        let failures = seen.failures.into_iter().map(|(failure, _)| failure);
+        let unbound = self.health_checks.failing(most).map(|(failure, _)| failure);
         GroundOfFamily {
             node,
             node_ports: self.node_ports.clone(),
-            failures: failures.map(|(failure, _)| failure).collect(),
+            failures: failures.chain(unbound).collect(),
             conflicts: seen.conflicts,
             held_by_others: self.mode.held_by_others().into_iter().collect(),
             drains: self.mode.drains(DRAINS),

@@ -22,7 +22,10 @@ use std::time::Instant;
 use http::request::Parts;
 use http::{HeaderName, StatusCode};
 use http_server::{Unspecified, listen_on};
-use proxy::{HealthCheck, IpFamily, Model, NamespacedName, NodePortAddresses, Selection};
+use proxy::{
+    Failure, HealthCheck, IpFamily, Model, NamespacedName, NodePortAddresses, Protocol, Selection,
+    ServicePortName,
+};
 use serde::Serialize;
 use serde_json::Serializer;
 use serde_json::ser::PrettyFormatter;
@@ -68,8 +71,15 @@ struct Server {
     addresses: BTreeSet<IpAddr>,
     /// Tasks of the server, one for each address.
     tasks: JoinSet<()>,
-    /// True once the log has reported that the server cannot listen.
-    is_reported: bool,
+    /// Reason why the server cannot listen, which the log has reported.
+    failed: Option<Unbound>,
+}
+
+/// A health-check server's failure to listen.
+struct Unbound {
+    at: SocketAddr,
+    reason: String,
+    since: Instant,
 }
 
 /// State of a Service from which its health-check server computes the response.
@@ -139,7 +149,7 @@ impl HealthChecks {
             self.addresses = addresses;
             changed.extend(self.servers.keys().cloned());
         }
-        let checks: Vec<_> = changed
+        let mut checks: Vec<_> = changed
             .into_iter()
             .map(|name| {
                 let view = model.view(&name);
@@ -152,11 +162,34 @@ impl HealthChecks {
         for (name, check) in &checks {
             self.close(name, check.map(|check| check.port)).await;
         }
+        // If two Services have the same port, the older one gets it, or the first by name.
+        checks.sort_by_cached_key(|(name, _)| {
+            let created = model.view(name).and_then(|view| view.service.created);
+            (created.unwrap_or(i64::MAX), name.clone())
+        });
         for (name, check) in checks {
             if let Some(check) = check {
                 self.open(name, check, model);
             }
         }
+    }
+
+    /// Returns the servers that cannot listen, at most `most`, each with the time of the failure.
+    pub(crate) fn failing(&self, most: usize) -> impl Iterator<Item = (Failure, Instant)> {
+        let unbound = self.unbound.iter().take(most);
+        unbound.filter_map(|name| {
+            let failed = self.servers.get(name)?.failed.as_ref()?;
+            let failure = Failure {
+                object: format!("listen on {} for health checks", failed.at),
+                owner: Some(ServicePortName {
+                    service: name.clone(),
+                    port: "".into(),
+                    protocol: Protocol::Tcp,
+                }),
+                reason: failed.reason.clone(),
+            };
+            Some((failure, failed.since))
+        })
     }
 
     /// Closes the server of a Service, unless the server already has this port and listens only on
@@ -173,6 +206,10 @@ impl HealthChecks {
     }
 
     fn open(&mut self, name: NamespacedName, check: HealthCheck, model: &Model) {
+        let mut others = self.servers.iter().filter(|(other, _)| **other != name);
+        let holder =
+            others.find(|(_, server)| server.port == check.port && !server.addresses.is_empty());
+        let holder = holder.map(|(other, _)| other.clone());
         let server = self.servers.entry(name.clone()).or_insert_with(|| Server {
             port: check.port,
             answer: Arc::new(CheckState {
@@ -182,25 +219,38 @@ impl HealthChecks {
             }),
             addresses: BTreeSet::new(),
             tasks: JoinSet::new(),
-            is_reported: false,
+            failed: None,
         });
         server
             .answer
             .local_endpoints
             .store(check.local_endpoints, Ordering::Relaxed);
         if let Err((address, error)) = server.listen(&self.addresses, &self.answering.runtime) {
-            if !mem::replace(&mut server.is_reported, true) {
+            let next = match &holder {
+                Some(other) => format!(
+                    "the health checks of Service {other} use the port; give one of the Services \
+                     another healthCheckNodePort"
+                ),
+                None => "find the process on the port: ss -ltnp".to_owned(),
+            };
+            let at = SocketAddr::new(address, check.port);
+            let since = server.failed.as_ref().map(|failed| failed.since);
+            if since.is_none() {
                 error!(
                     family = %self.family, service = %name, port = check.port, %address, %error,
                     "cannot listen for the health checks of the Service, so its load balancer may \
-                     skip this node; it is retried. Find the process on the port: ss -ltnp"
+                     skip this node; it is retried: {next}"
                 );
-                let at = SocketAddr::new(address, check.port);
                 let event = Event::health_check_failed(&name, model, &self.node, at, &error);
                 self.recorder.record(event);
             }
+            server.failed = Some(Unbound {
+                at,
+                reason: format!("{error}; its load balancer may skip this node; {next}"),
+                since: since.unwrap_or_else(Instant::now),
+            });
             self.unbound.insert(name);
-        } else if mem::take(&mut server.is_reported) {
+        } else if server.failed.take().is_some() {
             info!(family = %self.family, service = %name, port = check.port, "health checks of the Service are answered now");
         }
     }

@@ -141,7 +141,7 @@ pub(super) fn judge(
             ),
         });
     }
-    let mut listened = Vec::new();
+    let (mut listened, mut checks) = (Vec::new(), Vec::new());
     for listener in concerned {
         let (port, protocol) = (listener.at.port(), listener.protocol);
         let who = owner(listener);
@@ -156,20 +156,26 @@ pub(super) fn judge(
         } else if let Some(service) = node_ports.health_checks.get(&port)
             && protocol == Protocol::Tcp
         {
-            listened.push(format!("{port} (health check) of {service} by {who}"));
+            checks.push(format!("{port} of {service} by {who}"));
         }
     }
-    listened.sort_unstable();
-    listened.dedup();
-    if !listened.is_empty() {
-        findings.push(Finding::warn(
-            NAME,
-            format!(
-                "other processes listen on NodePorts: {}; packets there reach the Service, not \
-                 the process, and health checks get no reply: choose another port",
-                some(&listened)
-            ),
-        ));
+    for (mut all, what) in [
+        (
+            listened,
+            "other processes listen on NodePorts, but packets there reach the Service",
+        ),
+        (
+            checks,
+            "other processes listen on health-check node ports, so load balancers get their \
+             replies",
+        ),
+    ] {
+        all.sort_unstable();
+        all.dedup();
+        if !all.is_empty() {
+            let message = format!("{what}: {}; choose another port", some(&all));
+            findings.push(Finding::warn(NAME, message));
+        }
     }
     findings
 }

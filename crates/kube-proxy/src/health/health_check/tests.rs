@@ -256,7 +256,7 @@ async fn a_health_check_port_in_use_is_retried() {
     let other = std::net::TcpListener::bind(("0.0.0.0", world.port)).unwrap();
     world.service(Some(world.port));
     world.update(&[]).await;
-    assert!(world.checks.servers[&name()].is_reported);
+    assert!(world.checks.servers[&name()].failed.is_some());
     world.update(&[]).await;
     let event = world.recorded.try_recv().unwrap().event;
     let in_use = io::Error::from_raw_os_error(rustix::io::Errno::ADDRINUSE.raw_os_error());
@@ -267,7 +267,7 @@ async fn a_health_check_port_in_use_is_retried() {
     assert!(world.recorded.try_recv().is_err(), "it is told once");
     drop(other);
     world.update(&[]).await;
-    assert!(!world.checks.servers[&name()].is_reported);
+    assert!(world.checks.servers[&name()].failed.is_none());
     assert_eq!(world.told().await, "200 ×2");
     assert!(world.checks.unbound.is_empty(), "nothing is left to try");
 }
@@ -294,7 +294,7 @@ async fn two_services_can_swap_health_check_ports() {
             .checks
             .servers
             .values()
-            .all(|server| !server.is_reported)
+            .all(|server| server.failed.is_none())
     );
     assert_eq!(world.told().await, "503 ×0", "this is the other's now");
 }
