@@ -20,6 +20,7 @@ mod connection;
 mod end;
 mod http_proxy;
 mod in_cluster;
+mod kubeconfig;
 mod list;
 mod list_watch;
 mod messages;
@@ -433,6 +434,13 @@ async fn from_file(path: &Path) -> Result<Access, StartError> {
     let kubeconfig = Kubeconfig::read_from(path).map_err(|error| StartError::Api {
         what: what.clone(),
         reason: without_content(&root_cause(&error)),
+        advice: "correct the file",
+    })?;
+    let folder = path.parent().unwrap_or(path);
+    let kubeconfig = kubeconfig::without_empty(&kubeconfig, folder);
+    let kubeconfig = kubeconfig.map_err(|reason| StartError::Api {
+        what: what.clone(),
+        reason,
         advice: "correct the file",
     })?;
     if let Some(plugin) = plugin(&kubeconfig) {
