@@ -94,6 +94,7 @@ sections! {
         #[serde(deserialize_with = "or_default")]
         pub nftables: Nftables,
         pub node_port_addresses: Option<Vec<String>>,
+        #[serde(deserialize_with = "whole_number")]
         pub oom_score_adj: Option<i32>,
         pub port_range: Option<String>,
         pub show_hidden_metrics_for_version: Option<String>,
@@ -105,6 +106,7 @@ sections! {
     /// Section `clientConnection`: access to the API server.
     pub struct ClientConnection {
         pub accept_content_types: Option<String>,
+        #[serde(deserialize_with = "whole_number")]
         pub burst: Option<i32>,
         pub content_type: Option<String>,
         pub kubeconfig: Option<String>,
@@ -113,7 +115,9 @@ sections! {
 
     /// Section `conntrack`: sizes and timeouts of the connection tracking table.
     pub struct Conntrack {
+        #[serde(deserialize_with = "whole_number")]
         pub max_per_core: Option<i32>,
+        #[serde(deserialize_with = "whole_number")]
         pub min: Option<i32>,
         pub tcp_be_liberal: Option<bool>,
         pub tcp_close_wait_timeout: Option<Period>,
@@ -132,6 +136,7 @@ sections! {
     pub struct Iptables {
         pub localhost_node_ports: Option<bool>,
         pub masquerade_all: Option<bool>,
+        #[serde(deserialize_with = "whole_number")]
         pub masquerade_bit: Option<i32>,
         pub min_sync_period: Option<Period>,
         pub sync_period: Option<Period>,
@@ -158,6 +163,7 @@ sections! {
         pub format: Option<String>,
         #[serde(deserialize_with = "or_default")]
         pub options: LoggingOptions,
+        #[serde(deserialize_with = "whole_number")]
         pub verbosity: Option<i32>,
         pub vmodule: Option<Vec<FileVerbosity>>,
     }
@@ -186,6 +192,7 @@ sections! {
     /// Section `nftables`: settings of nftables mode.
     pub struct Nftables {
         pub masquerade_all: Option<bool>,
+        #[serde(deserialize_with = "whole_number")]
         pub masquerade_bit: Option<i32>,
         pub min_sync_period: Option<Period>,
         pub sync_period: Option<Period>,
@@ -303,6 +310,22 @@ fn period_or_nanoseconds<'de, D: Deserializer<'de>>(
             Either::Period(period) => period,
         }),
     )
+}
+
+/// Reads a whole number. It may have the form of a floating-point number: Helm writes a million as
+/// `1e+06`, and upstream reads this as a whole number.
+fn whole_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<i32>, D::Error> {
+    let text = match Option::deserialize(deserializer)? {
+        None => return Ok(None),
+        Some(Value::Number(number)) if number.is_f64() => number.as_f64().map(|of| of.to_string()),
+        Some(Value::Number(number)) => Some(number.to_string()),
+        // `file.rs` rejects a quoted number, and names its field.
+        Some(Value::String(text)) => Some(text),
+        Some(_) => None,
+    };
+    let number = text.and_then(|text| text.parse().ok());
+    let advice = || de::Error::custom("give a whole number of at most 2147483647");
+    number.map(Some).ok_or_else(advice)
 }
 
 /// Reads `infoBufferSize`, a quantity such as `"64Ki"` or a plain number of bytes.

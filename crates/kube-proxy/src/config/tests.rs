@@ -197,6 +197,10 @@ fn values_of_a_type_that_upstream_rejects_are_rejected() {
             "line 3: give a text: put the value in quotes",
         ),
         (
+            "conntrack: {maxPerCore: 1.5}",
+            "line 3: give a whole number of at most 2147483647",
+        ),
+        (
             "conntrack: {maxPerCore: 2147483648}",
             "line 3: give a whole number of at most 2147483647",
         ),
@@ -209,6 +213,15 @@ fn values_of_a_type_that_upstream_rejects_are_rejected() {
         let (read, _) = parse(&format!("{HEADER}{fields}")).unwrap();
         let size = read.logging.options.json.info_buffer_size;
         assert_eq!(size.as_deref(), Some(wanted));
+    }
+    for (given, wanted) in [
+        ("1.048576e+06", 1_048_576),
+        ("1e+02", 100),
+        ("0.0", 0),
+        ("-7", -7),
+    ] {
+        let (read, _) = parse(&format!("{HEADER}conntrack: {{min: {given}}}")).unwrap();
+        assert_eq!(read.conntrack.min, Some(wanted), "{given}");
     }
     // The program can read the file that it writes.
     let flags = Flags {
