@@ -198,8 +198,10 @@ impl ListWatch {
                 .listed
                 .is_some_and(|listed| listed.elapsed() >= SETTLED && self.has_progressed);
             // Keeps the back-off if the watch after a list failed at once, so that the next list
-            // waits.
-            if self.has_progressed && (is_settled || !is_list) {
+            // waits. Also keeps it if a watch failed soon after it progressed: the next one may do
+            // the same.
+            let has_failed = matches!(result, Err(End::Failed(_)));
+            if self.has_progressed && (is_settled || !(is_list || has_failed)) {
                 backoff.reset();
             }
             may_list |= is_settled;
