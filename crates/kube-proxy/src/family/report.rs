@@ -1,5 +1,6 @@
 //! Log lines about syncs. Each line reports a new fact. Retries of a reported failure log no line.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::time::{Duration, Instant, SystemTime};
@@ -19,6 +20,12 @@ const NAMED_CONFLICTS_MAX: usize = 20;
 /// come at shorter intervals.
 const FAILURE_MEMORY: Duration = Duration::from_mins(2);
 
+/// Largest number of log lines about changes by other programs within a [`DRIFT_WINDOW`]. Without
+/// this limit, another program that writes continuously, such as a second kube-proxy, would flood
+/// the log.
+const DRIFT_LINES_MAX: usize = 5;
+const DRIFT_WINDOW: Duration = Duration::from_mins(1);
+
 /// Reporter that logs new facts about the syncs of one IP family.
 #[derive(Debug)]
 pub(crate) struct Reporter {
@@ -33,6 +40,9 @@ pub(crate) struct Reporter {
     unreadable: BTreeMap<&'static str, String>,
     /// Changes by other programs since the start of the process, by kind of entry.
     drift: BTreeMap<&'static str, DriftTotal>,
+    /// Start of the current [`DRIFT_WINDOW`], and the number of reports in it about changes by
+    /// other programs.
+    drift_window: (Instant, usize),
     /// Start of the first sync, and its number of writes. `None` once that sync is complete.
     first: Option<(Instant, usize)>,
 }
@@ -57,6 +67,7 @@ impl Reporter {
             more_conflicts: 0,
             unreadable: BTreeMap::new(),
             drift: BTreeMap::new(),
+            drift_window: (now, 0),
             first: Some((now, 0)),
         }
     }
@@ -107,8 +118,7 @@ impl Reporter {
             self.recorder.record(Event::marks_exhausted(owner, model));
         }
         if !report.drift.is_empty() {
-            let drift = list(&report.drift);
-            warn!(family = %self.family, "another program has changed {drift}; it is repaired");
+            self.tell_drift(&report.drift, now);
             self.drifted(&report.drift);
         }
         let (written, pending) = (report.written, standing.pending);
@@ -125,6 +135,26 @@ impl Reporter {
             let took = now.saturating_duration_since(began);
             info!(family = %self.family, written, pending = standing.pending, ?took, "first sync \
                                                                                       done");
+        }
+    }
+
+    /// Logs changes by another program, unless the log has had enough lines about such changes
+    /// within this window. The last of these lines says so.
+    fn tell_drift(&mut self, drift: &Drift, now: Instant) {
+        let (began, reports) = &mut self.drift_window;
+        if now.saturating_duration_since(*began) >= DRIFT_WINDOW {
+            (*began, *reports) = (now, 0);
+        }
+        *reports += 1;
+        let (family, drift) = (self.family, list(drift));
+        match (*reports).cmp(&DRIFT_LINES_MAX) {
+            Ordering::Less => warn!(%family, "another program has changed {drift}; it is repaired"),
+            Ordering::Equal => warn!(
+                %family,
+                "another program has changed {drift}; it is repaired; further changes are logged \
+                 in a minute, and counted in `kube-proxy status`: does a second kube-proxy run?"
+            ),
+            Ordering::Greater => debug!(%family, "another program has changed {drift}"),
         }
     }
 

@@ -6,9 +6,11 @@
 
 use ipnet::IpNet;
 use proxy::{Changes, IpFamily, Model, Node, NodePortAddresses, Selection};
+use proxy_nftables::LocalhostNodePorts;
 use tracing::warn;
 
 use modes::detect_local::DetectLocal;
+
 use modes::settings::Settings;
 
 /// Finding: a setting has no value for one IP family.
@@ -142,7 +144,14 @@ fn node_ports(settings: &Settings, family: IpFamily) -> Option<OneFamily> {
         }
         Selection::Within(nets) if nets.iter().all(|net| net.addr().is_loopback()) => {
             let mode = settings.chosen.name();
-            let is_served = family == IpFamily::V4 && matches!(mode, "iptables" | "userspace");
+            let is_served = match mode {
+                "iptables" | "userspace" => family == IpFamily::V4,
+                "nftables" => {
+                    let localhost = settings.nftables.localhost(&settings.shared, family);
+                    localhost == LocalhostNodePorts::Served
+                }
+                _ => false,
+            };
             let served = if is_served {
                 "to this node itself alone"
             } else {
@@ -178,6 +187,16 @@ mod tests {
         let flags: Vec<&str> = default.into_iter().chain(flags.iter().copied()).collect();
         let found = judge(&options(&flags).modes, None, used).into_iter();
         found.map(|one| one.message).collect()
+    }
+
+    #[test]
+    fn a_loopback_network_serves_node_ports_in_nftables_mode_only_with_the_gate() {
+        let gate = "--feature-gates=KubeProxyNFTablesLocalhostNodePorts=true";
+        let flags = ["--proxy-mode=nftables", "--nodeport-addresses=127.0.0.0/8"];
+        let without = told(&flags, &[IpFamily::V4]);
+        assert!(without[0].contains("NodePorts nowhere"), "{without:?}");
+        let with = told(&[flags[0], flags[1], gate], &[IpFamily::V4]);
+        assert!(with[0].contains("to this node itself alone"), "{with:?}");
     }
 
     #[test]

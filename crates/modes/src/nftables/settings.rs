@@ -70,7 +70,7 @@ impl Settings {
 
     /// Returns the policy for NodePorts on localhost in `family`. A relay serves them if the
     /// feature gate is on, and `--nodeport-addresses` names a loopback network (KEP-6032).
-    pub(super) fn localhost(&self, shared: &Shared, family: IpFamily) -> LocalhostNodePorts {
+    pub fn localhost(&self, shared: &Shared, family: IpFamily) -> LocalhostNodePorts {
         if !self.localhost_node_ports {
             LocalhostNodePorts::Off
         } else if shared.node_port_addresses.names_loopback(family) {
