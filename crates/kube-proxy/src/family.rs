@@ -29,6 +29,7 @@ use proxy::{
     Trigger, UnavailableOption,
 };
 use service_counters::Counters;
+use tracing::warn;
 
 use crate::config::options::Options;
 use crate::events::Recorder;
@@ -39,6 +40,7 @@ use crate::health::Health;
 use crate::health::health_check::{Answering, HealthChecks};
 use crate::metrics::Metrics;
 use crate::metrics::local_endpoints::NoLocalEndpoints;
+use crate::node::one_family;
 use delays::Delays;
 
 /// Maximum number of pending changes whose latency is measured.
@@ -368,6 +370,17 @@ impl Family {
             && self.node_ports.as_ref() != Some(node_ports)
         {
             self.metrics.note_node_ports(family, node_ports);
+            let is_nowhere = node_ports.addresses.is_empty() && !node_ports.on_localhost;
+            if is_nowhere
+                && self.health_checks.is_selective()
+                && one_family::families_of(model).contains(&family)
+            {
+                warn!(
+                    "--nodeport-addresses matches no {family} address of this node: NodePorts and \
+                     health-check node ports are served nowhere in {family}; correct the flag, or \
+                     with `primary` the addresses of the Node"
+                );
+            }
             self.node_ports = Some(node_ports.clone());
         }
         self.stale_flows

@@ -174,6 +174,11 @@ impl HealthChecks {
         }
     }
 
+    /// Returns true if the servers listen only on the addresses of `--nodeport-addresses`.
+    pub(crate) fn is_selective(&self) -> bool {
+        self.is_selective
+    }
+
     /// Returns the servers that cannot listen, at most `most`, each with the time of the failure.
     pub(crate) fn failing(&self, most: usize) -> impl Iterator<Item = (Failure, Instant)> {
         let unbound = self.unbound.iter().take(most);
