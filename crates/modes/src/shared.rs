@@ -91,7 +91,12 @@ impl Shared {
             masquerade_all: flags.masquerade_all,
             masquerade_bit: mark_bit("iptables-masquerade-bit", flags.iptables_masquerade_bit)?,
             iptables_backend: word("iptables-backend", &flags.iptables_backend, &BACKENDS)?,
-            exclude_cidrs: nets("ipvs-exclude-cidrs", &flags.ipvs_exclude_cidrs)?,
+            exclude_cidrs: {
+                // As in pflag, an empty value is an empty list.
+                let lists = flags.ipvs_exclude_cidrs.iter();
+                let lists: Vec<_> = lists.filter(|list| !list.is_empty()).collect();
+                nets("ipvs-exclude-cidrs", &lists)?
+            },
             sync_period,
         })
     }

@@ -688,6 +688,9 @@ fn each_flag_sets_its_option() {
             &["--ipvs-exclude-cidrs=10.1.0.0/16 --ipvs-exclude-cidrs=10.2.0.0/16,fd00::/8"],
             |o| o.modes.shared.exclude_cidrs.len() == 3,
         ),
+        (&["--ipvs-exclude-cidrs="], |o| {
+            o.modes.shared.exclude_cidrs.is_empty()
+        }),
         (&["--ipvs-strict-arp", "--ipvs-strict-arp=TRUE"], |o| {
             o.kernel.strict_arp
         }),
