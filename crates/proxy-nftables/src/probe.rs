@@ -17,10 +17,9 @@ pub enum ProbeError {
     /// The kernel lacks nf\_tables, or the process lacks a privilege to use it.
     #[error(transparent)]
     Unusable(#[from] Error),
-    /// The kernel lacks a feature of nf\_tables that this mode needs.
-    #[error(
-        "the kernel does not take the rules of nftables mode: {0}; it needs the modules nft_ct, nft_nat, nft_masq, nft_fib, nft_numgen and nft_reject"
-    )]
+    /// The kernel lacks a feature of nf\_tables that this mode needs. The text names the feature, or
+    /// the refused object and the modules that may be missing.
+    #[error("the kernel does not take the rules of nftables mode: {0}")]
     Refused(String),
 }
 
@@ -40,11 +39,20 @@ pub fn probe(
 }
 
 fn check(transaction: &Transaction) -> Result<(), ProbeError> {
-    match Nftables::open()?.check(transaction) {
-        Ok(()) => Ok(()),
-        Err(CommitError::Error(error)) => Err(error.into()),
-        Err(refused) => Err(ProbeError::Refused(refused.to_string())),
-    }
+    let mut nftables = Nftables::open()?;
+    let refused = match nftables.check(transaction) {
+        Ok(()) => return Ok(()),
+        Err(CommitError::Error(error)) => return Err(error.into()),
+        Err(refused) => refused,
+    };
+    let missing = nftables.probe(transaction.family).unwrap_or_default();
+    Err(ProbeError::Refused(match missing.first() {
+        Some(missing) => missing.to_string(),
+        None => format!(
+            "{refused}; it needs the modules nft_ct, nft_nat, nft_masq, nft_fib, nft_numgen and \
+             nft_reject"
+        ),
+    }))
 }
 
 fn attempt(ip_family: IpFamily, layout: Layout, localhost: LocalhostNodePorts) -> Transaction {

@@ -29,6 +29,7 @@ use modes::ipvs::shim::mark_conflict;
 use modes::programs::Programs;
 use modes::settings::Settings;
 use proxy::{IpFamily, Model};
+use proxy_nftables::ProbeError;
 use route_netlink::Rtnetlink;
 use rustix::fs::Access as Right;
 
@@ -115,6 +116,24 @@ impl Traces {
     }
 }
 
+/// Tests whether the kernel accepts the rules of nftables mode. Returns `None` if it does, or if
+/// this process may not ask.
+fn nftables(settings: &Settings) -> Option<Finding> {
+    let families = IpFamily::ALL.into_iter();
+    let families: Vec<IpFamily> = families
+        .filter(|family| iptables::exists(*family).is_ok())
+        .collect();
+    let probe = |family: &IpFamily| settings.nftables.probe(&settings.shared, *family);
+    let refused = families.iter().filter_map(|family| {
+        let error = probe(family).err()?;
+        matches!(error, ProbeError::Refused(_)).then(|| format!("{family}: {error}"))
+    });
+    let refused: Vec<String> = refused.collect();
+    let is_all = refused.len() == families.len();
+    let finding = if is_all { Finding::fail } else { Finding::warn };
+    (!refused.is_empty()).then(|| finding("nftables", refused.join("; ")))
+}
+
 /// Runs all preflight checks on the calling thread. `seen` is the forecast of a start with its
 /// model, or `None` if the forecast failed.
 pub(super) fn look(
@@ -133,6 +152,9 @@ pub(super) fn look(
         findings.push(scheduler(&options.modes));
         let conflict = mark_conflict(&options.modes);
         findings.extend(conflict.map(|message| Finding::warn("marks", message)));
+    }
+    if mode.name() == "nftables" {
+        findings.extend(nftables(&options.modes));
     }
     let chosen = mode
         .uses_iptables(&options.modes)

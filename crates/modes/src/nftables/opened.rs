@@ -77,7 +77,7 @@ impl OpenedNftables {
             leave_out(&own, subscription);
         }
         let (own_settings, shared) = (settings.nftables.clone(), settings.shared.clone());
-        let localhost = move |family| own_settings.localhost(&shared, family);
+        let localhost = |family| own_settings.localhost(&shared, family);
         let serves = IpFamily::ALL
             .into_iter()
             .any(|family| localhost(family) == LocalhostNodePorts::Served);
@@ -92,8 +92,7 @@ impl OpenedNftables {
             "table",
             move |family| {
                 if access == Access::Write {
-                    let layout = choice.first();
-                    proxy_nftables::probe(family, layout, localhost(family))?;
+                    own_settings.probe(&shared, family)?;
                 }
                 // Registers this socket as the process's own, so that the subscriptions ignore its
                 // transactions.

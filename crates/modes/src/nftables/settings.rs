@@ -7,7 +7,7 @@ use flags::gates::{Gates, LOCALHOST_NODE_PORTS};
 use flags::unusable_flag::UnusableFlag;
 use flags::words::word;
 use proxy::IpFamily;
-use proxy_nftables::{Layout, LocalhostNodePorts};
+use proxy_nftables::{Layout, LocalhostNodePorts, ProbeError};
 
 use crate::shared::{Shared, mark_bit};
 
@@ -78,6 +78,16 @@ impl Settings {
         } else {
             LocalhostNodePorts::Refused
         }
+    }
+
+    /// Tests whether the kernel accepts this mode's rules in an IP family. Writes nothing. The
+    /// kernel may load modules.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses a rule, or if the process may not use nf\_tables.
+    pub fn probe(&self, shared: &Shared, family: IpFamily) -> Result<(), ProbeError> {
+        proxy_nftables::probe(family, self.layout.first(), self.localhost(shared, family))
     }
 
     /// Returns the packet mark for masquerading, in which only the bit `masquerade_bit` is set.
