@@ -132,7 +132,7 @@ mod tests {
         };
         let error = check(&lacking).unwrap_err();
         assert!(matches!(error, ProbeError::Refused(_)), "{error}");
-        assert!(error.to_string().contains("nft_nat"), "{error}");
+        assert!(error.to_string().contains("nf_tables lacks"), "{error}");
         for localhost in [LocalhostNodePorts::Off, LocalhostNodePorts::Refused] {
             let attempt = attempt(IpFamily::V4, Layout::Upstream, localhost);
             assert!(check(&attempt).is_ok(), "{localhost:?}");
