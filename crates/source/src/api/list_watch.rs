@@ -82,8 +82,7 @@ const SPREAD: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(90);
 /// Time after which an open watch counts as successful, even without an event.
 const SETTLED: Duration = Duration::from_secs(1);
-/// Number of times that this task yields before a request, so that the previous request's tasks
-/// (reader, waiter for the end, owner) can finish and release its connection.
+/// Number of yields before a request, so that the previous request's tasks can finish.
 const HANDOVER: usize = 4;
 /// Number of consecutive watches that end at an unreadable event before a list replaces the watch.
 /// The list skips this event.
@@ -95,7 +94,7 @@ const REFUSALS_MAX: u32 = 2;
 /// only after its response has been read.
 const LONGEST_REST: u64 = 64 << 10;
 
-/// Constraint of a request on the resource version of the objects in the response.
+/// Constraint of a request on the resource versions in the response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum VersionConstraint {
     /// The server must return objects of this version or of a later version.
@@ -116,7 +115,7 @@ pub(super) struct ListWatch {
     unstreamed: Option<Instant>,
     /// True if the server returned a list in pages, which shows that it has no watch cache.
     has_pages: bool,
-    /// Resource version up to which the receiver has all events. `None`: a list is needed.
+    /// Version up to which the receiver has all events. `None`: a list is needed.
     version: Option<String>,
     /// Minimum resource version of the next list, which keeps objects from going back in time.
     next_list: Age,
@@ -197,11 +196,10 @@ impl ListWatch {
             let is_settled = self
                 .listed
                 .is_some_and(|listed| listed.elapsed() >= SETTLED && self.has_progressed);
-            // Keeps the back-off if the watch after a list failed at once, so that the next list
-            // waits. Also keeps it if a watch failed soon after it progressed: the next one may do
-            // the same.
-            let has_failed = matches!(result, Err(End::Failed(_)));
-            if self.has_progressed && (is_settled || !(is_list || has_failed)) {
+            // Keeps the back-off if the watch after a list failed at once, or any watch failed soon
+            // after it progressed: the next one may do the same.
+            let is_short = is_list || matches!(result, Err(End::Failed(_)));
+            if self.has_progressed && (is_settled || !is_short) {
                 backoff.reset();
             }
             may_list |= is_settled;

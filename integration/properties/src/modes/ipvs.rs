@@ -258,9 +258,10 @@ impl Ipvs {
         if let Some(rules) = &there.rules {
             // Once the kernel always refuses a destination, hairpin members of former ones stay (see
             // `may_stay`), with their rule.
-            let text = match self.has_forbidden {
-                true => without_hairpin_rule(rules),
-                false => rules_text(rules),
+            let text = if self.has_forbidden {
+                without_hairpin_rule(rules)
+            } else {
+                rules_text(rules)
             };
             ours.insert(RULES.to_owned(), text);
         }
