@@ -5,7 +5,8 @@
 //!   command line ─▶ TraceRequest ─┐
 //!   the daemon's loop ─▶ Objects ─┴─▶ journeys ─▶ packet_path ─▶ walked ─▶ view
 //!                                                  │                │
-//!                                  reads the kernel ┘                └ origin, answer, verdict
+//!                                  reads the kernel ┘                └ origin, answer,
+//!                                                                    misdirection, verdict
 //! ```
 //!
 //! - The kernel alone determines the path of a packet. Kubernetes objects only select the packets
@@ -17,6 +18,7 @@ mod answer;
 mod journeys;
 mod listeners;
 mod live;
+mod misdirection;
 mod objects;
 mod origin;
 mod quotes;
@@ -119,15 +121,15 @@ pub(crate) fn explain(
     explanation
 }
 
-/// Reports whether a packet may fail: on at least one path, it does not arrive, gets no reply, or
-/// has an unknown fate.
+/// Reports whether a packet may fail: on at least one path, it does not arrive, gets no reply of
+/// the Service, or has an unknown fate.
 pub(crate) fn fails(journey: &Journey) -> bool {
     let arrives = |fate| matches!(fate, Fate::Delivered | Fate::Local);
     let mut walks = journey.walks.iter();
     journey.walks.is_empty() || walks.any(|walk| !arrives(walk.fate) || walk.unanswered.is_some())
 }
 
-/// Reports whether the reply may be lost on at least one path.
+/// Reports whether the Service's reply may be missing on at least one path.
 pub(crate) fn is_unsure(journey: &Journey) -> bool {
     journey.walks.iter().any(|walk| walk.unsure.is_some())
 }

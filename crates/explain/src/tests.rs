@@ -43,6 +43,7 @@ impl PacketTracer for Fake {
             why: String::new(),
             source: packet_path::Source::Kept,
             steps: Vec::new(),
+            redirected_by: None,
             passed: 0,
             doubts: Vec::new(),
             packet: packet.clone(),
@@ -55,7 +56,12 @@ impl PacketTracer for Fake {
     }
 }
 
-fn objects(ports: u16) -> Objects {
+fn objects(ports: u16, ways: u16) -> Objects {
+    let endpoint = |port: u16| Endpoint {
+        at: format!("10.244.2.1:{port}"),
+        local: true,
+        ..Endpoint::default()
+    };
     let port = |number: u16| Port {
         protocol: "TCP".to_owned(),
         port: number,
@@ -63,7 +69,7 @@ fn objects(ports: u16) -> Objects {
             at: format!("10.96.0.9:{number}"),
             ..Address::default()
         }],
-        endpoints: vec![Endpoint::default()],
+        endpoints: (1..=ways).map(endpoint).collect(),
         ..Port::default()
     };
     let service = Service {
@@ -85,7 +91,7 @@ fn explained(ports: u16, ways: u16) -> Explanation {
     let asked = TraceRequest::parse("default/web", "node", "").unwrap();
     explain(
         &asked,
-        &objects(ports),
+        &objects(ports, ways),
         &Fake(ways),
         &|_, _, _| None,
         Quotes::All,
@@ -120,7 +126,7 @@ fn the_size_of_an_explanation_is_limited() {
         "{:?}",
         many.notes
     );
-    let wide = explained(300, 5_000);
+    let wide = explained(5, 5_000);
     let listed: usize = wide.journeys.iter().map(|one| one.walks.len()).sum();
     assert_eq!(listed, WALKS_MAX);
     assert!(

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use view::shown;
 use view::{Explanation, Fate, Journey, Step, Walk};
 
+use super::misdirection::NO_ENDPOINT;
 use super::{fails, is_unsure};
 
 /// Maximum number of branches that the text shows after a step, except in wide output.
@@ -159,7 +160,9 @@ impl Page {
     /// Writes the notes at the end of a path: steps of its reply, doubts, and the number of rules
     /// without effect.
     fn end(&mut self, indent: &str, walk: &Walk) {
-        let is_at_odds = walk.unanswered.is_some() || walk.unsure.is_some();
+        let mut at_odds = walk.unanswered.iter().chain(&walk.unsure);
+        // The reply of a misdirected packet is not that of the Service.
+        let is_at_odds = at_odds.any(|why| !why.starts_with(NO_ENDPOINT));
         if !walk.answer.is_empty() && (is_at_odds || self.style.is_wide) {
             self.line(indent, "its answer:");
             let mut before = "";

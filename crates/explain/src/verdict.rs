@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
 
-use view::{ANOTHER_PROGRAM, Fate, Walk};
+use view::{Fate, Walk};
 
 use super::journeys::{PacketOrigin, TracedPacket};
+use super::misdirection::{self, NO_ENDPOINT, REDIRECTED};
 use super::objects::ServicePortAddress;
 use super::origin::NOT_OURS;
 use super::walk_text::THIS_NODE;
@@ -22,6 +23,9 @@ pub(crate) fn verdict(planned: &TracedPacket<'_>, walks: &[Walk]) -> String {
     for (end, delivered) in delivered(walks) {
         let said = match end {
             ReplyFate::Comes => reached(planned, &delivered),
+            ReplyFate::Unsure(why) | ReplyFate::Lost(why) if why.starts_with(NO_ENDPOINT) => {
+                format!("reaches {}, which is {why}", named(planned, &delivered))
+            }
             ReplyFate::Unsure(why) => format!(
                 "{}; a reply is not certain: {why}",
                 reached(planned, &delivered)
@@ -214,6 +218,9 @@ fn other(planned: &TracedPacket<'_>, walk: &Walk) -> String {
     };
     let because = because.map_or_else(String::new, |why| format!(": {why}"));
     match walk.fate {
+        Fate::Refused if at == THIS_NODE && says.contains(REDIRECTED) => {
+            format!("reaches this node itself, and is {says}")
+        }
         Fate::Refused if at == THIS_NODE => format!(
             "reaches this node itself, and is refused: no Service is served at {}, and no process \
              listens there{}",
@@ -282,6 +289,9 @@ fn local(planned: &TracedPacket<'_>, walk: &Walk) -> String {
     let reaches =
         format!("reaches a process of this node that listens at {at}: no Service is served there");
     match (&walk.unanswered, &walk.unsure) {
+        (Some(why), _) if why.starts_with(NO_ENDPOINT) => {
+            format!("reaches this node itself at {at}, which is {why}")
+        }
         (Some(lost), _) => format!("{reaches}, and gets no answer: {lost}"),
         (None, Some(why)) => {
             format!("reaches this node itself: no Service is served at {at}; not sure: {why}")
@@ -298,13 +308,8 @@ fn why(planned: &TracedPacket<'_>, fate: Fate) -> Option<String> {
     }
     let of = planned.of.as_ref()?;
     let service = &of.service.name;
-    if let Some(other) = &of.address.lost_to {
-        let at = &of.address.at;
-        return Some(if other == ANOTHER_PROGRAM {
-            format!("another program has a virtual server at {at}")
-        } else {
-            format!("{at} is served for {other} instead, which is older")
-        });
+    if let Some(conflict) = misdirection::describe_conflict(of) {
+        return Some(conflict);
     }
     let (policy, is_local) = of.policy();
     let mut endpoints = of.endpoints().map(|(_, endpoint)| endpoint).peekable();

@@ -86,6 +86,9 @@ pub struct Branch {
     pub chance: f64,
     /// Steps so far, in order. Paths share the memory of their common steps.
     pub steps: Vec<Arc<Step>>,
+    /// Step of the rule that last changed the destination (DNAT), or `None` if no rule did. IPVS
+    /// does not set this field.
+    pub redirected_by: Option<Arc<Step>>,
     /// Number of rules that the packet has passed without effect.
     pub passed: usize,
     /// Assumptions on which the path depends.
@@ -101,6 +104,7 @@ impl Branch {
             packet,
             chance: 1.0,
             steps: Vec::new(),
+            redirected_by: None,
             passed: 0,
             doubts: Vec::new(),
             end: None,

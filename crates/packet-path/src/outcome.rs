@@ -32,6 +32,8 @@ pub struct Walk {
     pub source: Source,
     /// Steps of the path, in the order in which the packet passes them.
     pub steps: Vec<Arc<Step>>,
+    /// Step of the rule that last changed the destination (DNAT), or `None` if no rule did.
+    pub redirected_by: Option<Arc<Step>>,
     /// Number of rules on the path that had no effect.
     pub passed: usize,
     /// Assumptions about rules with unknown outcome.
@@ -109,6 +111,7 @@ impl Walk {
             why,
             source: source(packet),
             steps: branch.steps,
+            redirected_by: branch.redirected_by,
             passed: branch.passed,
             doubts: branch.doubts,
             packet: branch.packet,

@@ -355,8 +355,15 @@ impl<'a> Walker<'a> {
             for branch in ways {
                 if is_settled(&branch) {
                     next.push(branch);
-                } else {
-                    next.extend(ruleset.walk(base, branch, self.kernel));
+                    continue;
+                }
+                let before = branch.packet.to();
+                for mut branch in ruleset.walk(base, branch, self.kernel) {
+                    if branch.packet.to() != before {
+                        // A translation ends the walk through the chains, so it is the last step.
+                        branch.redirected_by = branch.steps.last().cloned();
+                    }
+                    next.push(branch);
                 }
             }
             ways = next;

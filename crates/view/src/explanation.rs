@@ -54,12 +54,12 @@ pub struct Walk {
     /// Source address that the endpoint sees, if known.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub seen_as: Option<String>,
-    /// Reason why the endpoint's reply never reaches the sender. Absent if the reply may reach the
-    /// sender.
+    /// Reason why no reply of the Service reaches the sender: the reply is lost, or the packet
+    /// reaches no endpoint of the Service. Absent if a reply may reach the sender.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub unanswered: Option<String>,
-    /// Reason why it is uncertain that the reply reaches the sender. Absent if the outcome is
-    /// certain.
+    /// Reason why it is uncertain that a reply of the Service reaches the sender. Absent if the
+    /// outcome is certain.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub unsure: Option<String>,
     /// Steps of the endpoint's reply on this node, in order.

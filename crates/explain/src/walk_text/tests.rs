@@ -97,6 +97,7 @@ fn followed(packet: &Packet, fate: Found) -> packet_path::Walk {
             "",
             "sent on",
         ))],
+        redirected_by: None,
         passed: 3,
         doubts: Vec::new(),
         packet: packet.clone(),

@@ -243,6 +243,8 @@ fn a_packet_path_lists_each_step() {
             "table ip kube-proxy, chain masquerading | meta mark & 0x00004000 != 0x00000000 meta mark set meta mark ^ 0x00004000 masquerade fully-random | clears its mark 0x4000, masquerades it: its source becomes 192.168.99.10, an address of this node",
         ];
         assert_eq!(steps, wanted);
+        let redirected_by = branches[1].redirected_by.as_ref().unwrap();
+        assert!(wanted[4].contains(&redirected_by.entry));
     });
 }
 

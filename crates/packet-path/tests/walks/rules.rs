@@ -270,6 +270,34 @@ fn a_redirect_reaches_a_local_process() {
 }
 
 #[test]
+fn a_walk_names_the_rule_that_redirects_the_packet() {
+    let rules = "*nat\n:PREROUTING ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n:CNI-DN-a - [0:0]\n\
+        -A PREROUTING -m addrtype --dst-type LOCAL -j CNI-DN-a\n\
+        -A CNI-DN-a -p tcp -m tcp --dport 443 -j ACCEPT\n\
+        -A CNI-DN-a -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.244.1.10:8080\n\
+        -A OUTPUT -d 10.96.0.1/32 -p tcp -j REDIRECT --to-ports 4000\nCOMMIT\n";
+    let world = World::bare(rules);
+    let ipvs = World::golden("ipvs", "clusterip-tcp", false);
+    let iptables = World::golden("iptables", "clusterip-tcp", false);
+    for (world, from, to, wanted) in [
+        (&world, POD, "192.168.99.10:80", Some("nat CNI-DN-a")),
+        (&world, POD, "192.168.99.10:443", None),
+        (&world, "node", "10.96.0.1:80", Some("nat OUTPUT")),
+        (&ipvs, POD, "10.96.10.10:80", None),
+        (&iptables, POD, "10.96.10.10:80", Some("nat KUBE-SEP-")),
+    ] {
+        for walk in world.ask(from, to) {
+            let place = walk.redirected_by.map(|step| step.place.clone());
+            let is_right = match (&place, wanted) {
+                (Some(place), Some(wanted)) => place.starts_with(wanted),
+                (place, wanted) => place.is_none() && wanted.is_none(),
+            };
+            assert!(is_right, "{from} to {to}: {place:?}");
+        }
+    }
+}
+
+#[test]
 fn a_missing_ipset_has_an_unknown_outcome() {
     let world = filter("-A FORWARD -m set --match-set NOWHERE dst -j DROP\n");
     let walks = world.ask(POD, FAR);

@@ -1,0 +1,94 @@
+//! Finds packets that reach an address that is no endpoint of the requested Service.
+//!
+//! | cause | path | result |
+//! |---|---|---|
+//! | another program's rule changes the destination, such as a CNI plugin's `hostPort` | `unanswered` | FAILS |
+//! | the address is served for another Service or program | `unanswered` | FAILS |
+//! | an entry leads to an endpoint that no EndpointSlice lists | `unsure` | not sure |
+//!
+//! Each listed endpoint belongs to the Service, in any state: not ready, terminating or draining. A
+//! process that has the Service's own address, such as NodeLocal DNSCache, belongs to it as well.
+
+use std::fmt::Write as _;
+
+use footprint::Footprints;
+use footprint::origin::LISTENING;
+use view::{ANOTHER_PROGRAM, Fate, Walk};
+
+use super::journeys::TracedPacket;
+use super::objects::ServicePortAddress;
+use super::origin::NOT_OURS;
+use super::walk_text::{THIS_NODE, in_view};
+
+/// Prefix of the reason why a path leads to no endpoint of the Service.
+pub(crate) const NO_ENDPOINT: &str = "no endpoint of ";
+/// Prefix of the text that names another program's rule.
+pub(crate) const REDIRECTED: &str = "redirected by ";
+
+/// Adds to `walk` the reason why its end is no endpoint of the Service, if it is none.
+pub(crate) fn note(
+    walk: &mut Walk,
+    followed: &packet_path::Walk,
+    planned: &TracedPacket<'_>,
+    modes: Footprints,
+) {
+    if walk.fate == Fate::Refused
+        && let Some(last) = walk.steps.last_mut().filter(|last| last.place == THIS_NODE)
+        && let Some(why) = describe_redirect(followed, planned, modes)
+    {
+        let _ = write!(last.says, "; {why}");
+    }
+    let is_at_service = walk.fate == Fate::Local && followed.redirected_by.is_none();
+    if is_at_service || !matches!(walk.fate, Fate::Delivered | Fate::Local) {
+        return;
+    }
+    let (Some(of), Some(end)) = (&planned.of, &walk.endpoint) else {
+        return;
+    };
+    // Compares texts, because a Service may have thousands of endpoints, and as many paths.
+    if of.port.endpoints.iter().any(|endpoint| endpoint.at == *end) {
+        return;
+    }
+    let service = &of.service.name;
+    if let Some(why) = describe_redirect(followed, planned, modes).or_else(|| describe_conflict(of))
+    {
+        walk.unanswered = Some(format!("{NO_ENDPOINT}{service}: {why}"));
+        walk.unsure = None;
+        return;
+    }
+    // Only the daemon itself knows the endpoints behind its listening ports.
+    let mut steps = walk.steps.iter();
+    let is_relayed = steps.any(|step| step.origin.contains(LISTENING));
+    let is_certain = walk.unanswered.is_none() && walk.unsure.is_none();
+    if walk.fate == Fate::Delivered && is_certain && !is_relayed {
+        walk.unsure = Some(format!(
+            "{NO_ENDPOINT}{service}: none of its EndpointSlices lists this address and port"
+        ));
+    }
+}
+
+/// Names the rule of another program that changes the packet's destination, if there is one.
+fn describe_redirect(
+    followed: &packet_path::Walk,
+    planned: &TracedPacket<'_>,
+    modes: Footprints,
+) -> Option<String> {
+    let step = in_view(followed.redirected_by.as_ref()?, planned, modes);
+    step.origin.starts_with(NOT_OURS).then(|| {
+        let (place, entry, whose) = (step.place, step.entry, step.origin);
+        format!("{REDIRECTED}{place} (`{entry}`), {whose}")
+    })
+}
+
+/// Returns the reason why the address is served for another owner, if it is.
+pub(crate) fn describe_conflict(of: &ServicePortAddress<'_>) -> Option<String> {
+    let (at, other) = (&of.address.at, of.address.lost_to.as_ref()?);
+    Some(if other == ANOTHER_PROGRAM {
+        format!("another program has a virtual server at {at}")
+    } else {
+        format!("{at} is served for {other} instead, which is older")
+    })
+}
+
+#[cfg(test)]
+mod tests;
