@@ -162,14 +162,13 @@ fn elsewhere(
     ))
 }
 
-/// Reports whether an endpoint is on this node, according to its EndpointSlice. If no EndpointSlice
-/// of the Service contains the endpoint, its route decides.
+/// Reports whether an endpoint is on this node, according to its EndpointSlice. If the EndpointSlice
+/// has no `nodeName` for the endpoint, or no EndpointSlice lists the endpoint, its route decides.
 fn is_here(endpoint: SocketAddr, planned: &TracedPacket<'_>, around: &TextInputs<'_>) -> bool {
     let known = planned.of.as_ref().and_then(|of| {
         let mut endpoints = of.endpoints();
-        endpoints
-            .find(|(at, _)| *at == endpoint)
-            .map(|(_, endpoint)| endpoint.local)
+        let (_, known) = endpoints.find(|(at, _)| *at == endpoint)?;
+        known.node.as_ref().map(|_| known.local)
     });
     known.unwrap_or_else(|| {
         let hop = around.kernel.hop(endpoint.ip());

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
 
-use view::{Fate, Walk};
+use proxy::{IpFamily, Reason};
+use view::{Endpoint, Fate, Walk};
 
 use super::journeys::{PacketOrigin, TracedPacket};
 use super::misdirection::{self, NO_ENDPOINT, REDIRECTED};
@@ -314,7 +315,7 @@ fn why(planned: &TracedPacket<'_>, fate: Fate) -> Option<String> {
     let (policy, is_local) = of.policy();
     let mut endpoints = of.endpoints().map(|(_, endpoint)| endpoint).peekable();
     if endpoints.peek().is_none() {
-        return Some(format!("{service} has no endpoints"));
+        return Some(no_endpoints(of));
     }
     let endpoints: Vec<_> = endpoints.collect();
     if !endpoints
@@ -329,11 +330,40 @@ fn why(planned: &TracedPacket<'_>, fate: Fate) -> Option<String> {
         let stranger = stranger.map_or_else(String::new, |why| {
             format!("; its sender counts as one outside, and not as a pod of this node: {why}")
         });
+        let unplaced = endpoints.iter().find(|one| one.ready && one.node.is_none());
+        let unplaced = unplaced.map_or_else(String::new, |one| {
+            format!("; {} {}", one.at, Reason::NoNodeName)
+        });
         return Some(format!(
-            "{policy} is Local, and no endpoint of {service} on this node is ready{stranger}"
+            "{policy} is Local, and no endpoint of {service} on this node is \
+             ready{unplaced}{stranger}"
         ));
     }
     outside_ranges(planned, of)
+}
+
+/// Explains that a Service port has no endpoint of the address's IP family. Names the endpoints that
+/// it has instead.
+fn no_endpoints(of: &ServicePortAddress<'_>) -> String {
+    let service = &of.service.name;
+    let family = IpFamily::of(of.at.ip());
+    // An endpoint whose EndpointSlice lacks the port has only an address.
+    let is_other = |one: &&Endpoint| {
+        let at = one.at.parse::<SocketAddr>();
+        at.is_ok_and(|at| IpFamily::of(at.ip()) != family)
+    };
+    let endpoints = &of.port.endpoints;
+    match (endpoints.iter().find(is_other), endpoints.first()) {
+        (Some(other), _) if other.cluster || other.local_policy => {
+            format!("{service} has endpoints, but no {family} endpoints")
+        }
+        (Some(other), _) => {
+            let (at, why) = (&other.at, &other.why);
+            format!("{service} has no {family} endpoints; {at} is not used: {why}")
+        }
+        (None, Some(one)) => format!("{service} has no endpoints; {}: {}", one.at, one.why),
+        (None, None) => format!("{service} has no endpoints"),
+    }
 }
 
 fn outside_ranges(planned: &TracedPacket<'_>, of: &ServicePortAddress<'_>) -> Option<String> {

@@ -281,8 +281,7 @@ impl<'a> ServiceContext<'a> {
     fn endpoint(&self, one: &EndpointVerdict<'_>, name: &ServicePortName) -> Endpoint {
         let place = self.places.find(name, one.ip, one.port).cloned();
         let place = place.unwrap_or_default();
-        let families = self.ground.families.first();
-        let own_node = families.map(|of| of.node.name.to_string());
+        let node = one.endpoint.placement.node.as_deref();
         let is_ready = one.endpoint.ready;
         Endpoint {
             at: match one.port {
@@ -290,7 +289,7 @@ impl<'a> ServiceContext<'a> {
                 None => one.ip.to_string(),
             },
             pod: place.pod,
-            node: place.node.or(own_node.filter(|_| one.is_local)),
+            node: place.node.or_else(|| node.map(ToString::to_string)),
             zone: place.zone,
             local: one.is_local,
             condition: match (is_ready, one.endpoint.serving, one.endpoint.terminating) {

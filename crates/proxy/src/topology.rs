@@ -282,6 +282,10 @@ pub enum Reason {
     OtherNode,
     /// Not used: the endpoint is on another node.
     NotOnNode,
+    /// Not used: the endpoint has no `nodeName`, so it counts as on another node.
+    NoNodeName,
+    /// Not used: the Service has no cluster IP of the endpoint's IP family.
+    NoClusterIp(IpFamily),
     /// Not used: the endpoint's EndpointSlice lacks a port with the Service port's name and
     /// protocol.
     OtherPort,
@@ -297,6 +301,9 @@ impl Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::NoClusterIp(family) => {
+                return write!(f, "{family}, and the Service has no {family} cluster IP");
+            }
             Self::Ready => "ready",
             Self::LastResort => "terminating, but still serving, and none is ready",
             Self::Unasked => "the Service has no traffic of this policy",
@@ -306,6 +313,9 @@ impl fmt::Display for Reason {
             Self::OtherZone => "ready, but hinted for another zone",
             Self::OtherNode => "ready, but hinted for another node",
             Self::NotOnNode => "on another node",
+            Self::NoNodeName => {
+                "counts as on another node, because its EndpointSlice has no nodeName for it"
+            }
             Self::OtherPort => "its EndpointSlice has no port of this name and protocol",
         })
     }
@@ -313,7 +323,8 @@ impl fmt::Display for Reason {
 
 impl<'a> Endpoints<'a> {
     /// Returns all endpoints of a port, sorted by address, each with the reasons why traffic uses
-    /// it or not. Agrees with [`serving`](Self::serving). O(n log n).
+    /// it or not. Agrees with [`serving`](Self::serving), except that no endpoint is used if the
+    /// Service has no cluster IP of the node's IP family. O(n log n).
     pub fn verdicts(&self, port: &ServicePort) -> Vec<EndpointVerdict<'a>> {
         let mut listed = self.listed(port);
         listed.sort_by_key(|c| (c.target, c.endpoint.terminating));
@@ -338,6 +349,7 @@ impl<'a> Endpoints<'a> {
             },
             local: match uses_local {
                 true if one.is_local => local.reason(&one, self.node),
+                true if one.endpoint.placement.node.is_none() => Reason::NoNodeName,
                 true => Reason::NotOnNode,
                 false => Reason::Unasked,
             },
@@ -345,6 +357,13 @@ impl<'a> Endpoints<'a> {
         let mut judged: Vec<_> = judged.collect();
         judged.extend(self.of_other_ports(&candidates));
         judged.sort_by_key(|one| (one.ip, one.port));
+        let family = self.node.family;
+        if self.service.cluster_ip(family).is_none() {
+            for one in &mut judged {
+                let reason = Reason::NoClusterIp(family);
+                (one.cluster, one.local) = (reason, reason);
+            }
+        }
         judged
     }
 

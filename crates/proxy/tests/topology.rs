@@ -259,9 +259,9 @@ fn each_verdict_states_why_an_endpoint_gets_traffic_or_not() {
     let endpoints = [
         "1 ready @n1",
         "2 ready @n2",
-        "3 starting",
-        "4 dying",
-        "5 dead",
+        "3 starting @n2",
+        "4 dying @n2",
+        "5 dead @n2",
     ];
     assert_eq!(
         judged(&reachable(), &[slice("a", "", 80, &endpoints)]),
@@ -306,6 +306,47 @@ fn each_verdict_states_why_an_endpoint_gets_traffic_or_not() {
         [
             format!("10.0.0.1:80 x2: ready | {unasked}"),
             format!("10.0.0.7 x2: {other} | {other}"),
+        ]
+    );
+}
+
+#[test]
+fn an_endpoint_without_a_node_name_counts_as_on_another_node() {
+    let service = Service {
+        internal_local: true,
+        ..web()
+    };
+    let slices = [slice("a", "", 80, &["1 ready", "2 ready @n2"])];
+    let unasked = "the Service has no traffic of this policy";
+    assert_eq!(
+        judged(&service, &slices),
+        [
+            format!(
+                "10.0.0.1:80 x1: {unasked} | counts as on another node, because its EndpointSlice has no \
+                 nodeName for it"
+            ),
+            format!("10.0.0.2:80 x1: {unasked} | on another node"),
+        ]
+    );
+}
+
+#[test]
+fn a_service_uses_no_endpoint_of_a_family_without_a_cluster_ip() {
+    let service = Service {
+        cluster_ips: ["fd00:96::1".parse().unwrap()].into_iter().collect(),
+        external_local: true,
+        ..web()
+    };
+    let slices = [
+        slice("a", "", 80, &["1 ready @n1"]),
+        slice("b", "other", 80, &["2 ready @n1"]),
+    ];
+    let why = "IPv4, and the Service has no IPv4 cluster IP";
+    assert_eq!(
+        judged(&service, &slices),
+        [
+            format!("10.0.0.1:80 x1: {why} | {why}"),
+            format!("10.0.0.2 x1: {why} | {why}"),
         ]
     );
 }

@@ -132,6 +132,7 @@ fn a_verdict_on_a_failure_says_where_and_why() {
         at: "10.244.1.5:8080".to_owned(),
         ready,
         local,
+        node: Some("node2".to_owned()),
         cluster: ready,
         ..Endpoint::default()
     };
@@ -155,6 +156,56 @@ fn a_verdict_on_a_failure_says_where_and_why() {
         (
             objects("Local", None, vec![endpoint(true, false)]),
             "internalTrafficPolicy is Local, and no endpoint of default/web on this node is ready",
+        ),
+        (
+            objects(
+                "Local",
+                None,
+                vec![Endpoint {
+                    node: None,
+                    ..endpoint(true, false)
+                }],
+            ),
+            "internalTrafficPolicy is Local, and no endpoint of default/web on this node is ready; \
+             10.244.1.5:8080 counts as on another node, because its EndpointSlice has no nodeName for it",
+        ),
+        (
+            objects(
+                "Cluster",
+                None,
+                vec![Endpoint {
+                    at: "[fd44:1::10]:8080".to_owned(),
+                    cluster: false,
+                    why: Reason::NoClusterIp(IpFamily::V6).to_string(),
+                    ..endpoint(true, true)
+                }],
+            ),
+            "default/web has no IPv4 endpoints; [fd44:1::10]:8080 is not used: IPv6, and the \
+             Service has no IPv6 cluster IP",
+        ),
+        (
+            objects(
+                "Cluster",
+                None,
+                vec![Endpoint {
+                    at: "[fd44:1::10]:8080".to_owned(),
+                    ..endpoint(true, true)
+                }],
+            ),
+            "default/web has endpoints, but no IPv4 endpoints",
+        ),
+        (
+            objects(
+                "Cluster",
+                None,
+                vec![Endpoint {
+                    at: "10.244.1.5".to_owned(),
+                    why: Reason::OtherPort.to_string(),
+                    ..endpoint(true, true)
+                }],
+            ),
+            "default/web has no endpoints; 10.244.1.5: its EndpointSlice has no port of this name \
+             and protocol",
         ),
         (
             objects("Cluster", Some("default/older"), vec![]),

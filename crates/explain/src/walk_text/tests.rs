@@ -297,3 +297,48 @@ fn the_fate_of_a_reply_through_another_node_is_unknown() {
     assert_eq!((walk.fate, walk.unanswered), (Fate::Delivered, None));
     assert!(walk.unsure.unwrap().contains("on another node"));
 }
+
+/// Checks that the route places an endpoint only if its EndpointSlice has no `nodeName`.
+#[test]
+fn the_route_places_an_endpoint_without_a_node_name() {
+    for (at, node, is_local, is_sure) in [
+        ("10.244.1.10:8080", None, false, true),
+        ("10.244.2.10:8080", None, false, false),
+        ("10.244.1.10:8080", Some("other"), false, false),
+        ("10.244.2.10:8080", Some("own"), true, true),
+    ] {
+        let endpoint = view::Endpoint {
+            at: at.to_owned(),
+            node: node.map(str::to_owned),
+            local: is_local,
+            ..view::Endpoint::default()
+        };
+        let objects = Objects {
+            services: vec![Service {
+                ports: vec![Port {
+                    protocol: "TCP".to_owned(),
+                    addresses: vec![Address {
+                        at: "10.96.0.9:80".to_owned(),
+                        ..Address::default()
+                    }],
+                    endpoints: vec![endpoint],
+                    ..Port::default()
+                }],
+                ..Service::default()
+            }],
+            ..Objects::default()
+        };
+        let packet = packet("203.0.113.7", at);
+        let outside = planned(PacketOrigin::Comes("eth0".to_owned(), packet.source));
+        let outside = TracedPacket {
+            sender: Sender {
+                is_here: false,
+                ..outside.sender
+            },
+            of: objects.places().next(),
+            ..outside
+        };
+        let walk = walks(&followed(&packet, Found::Delivered), &outside, None).remove(0);
+        assert_eq!(walk.unsure.is_none(), is_sure, "{at} {node:?}");
+    }
+}

@@ -211,6 +211,53 @@ fn a_service_object_has_addresses_reasons_errors_and_counters() {
 }
 
 #[test]
+fn endpoints_of_a_family_without_a_cluster_ip_are_not_used() {
+    let mut of_v6 = web();
+    of_v6.service.cluster_ips = [[0xfd00, 0x96, 0, 0, 0, 0, 0, 1].into()]
+        .into_iter()
+        .collect();
+    let (ground, counted) = (ground(), CounterSamples::default());
+    let nowhere = EndpointPlaces::default();
+    let seen = ServiceContext::new(&ground, &counted, &nowhere);
+    let detail = Detail {
+        has_endpoints: true,
+    };
+    let told = seen.service(&of_v6, detail);
+    let counts = told.ports[0].endpoint_counts;
+    assert_eq!((counts.used, counts.total), (0, 3));
+    for endpoint in &told.ports[0].endpoints {
+        assert!(!endpoint.cluster && !endpoint.local_policy, "{endpoint:?}");
+        assert_eq!(endpoint.why, "IPv4, and the Service has no IPv4 cluster IP");
+    }
+}
+
+#[test]
+fn an_endpoint_object_has_the_node_name_of_its_endpoint_slice() {
+    let (ground, counted) = (ground(), CounterSamples::default());
+    let nowhere = EndpointPlaces::default();
+    let seen = ServiceContext::new(&ground, &counted, &nowhere);
+    let mut unplaced = web();
+    let endpoints = unplaced.slices[0].endpoints.iter();
+    let mut given: Vec<proxy::Endpoint> = endpoints.map(Into::into).collect();
+    given[1].placement = Arc::default();
+    unplaced.slices[0].endpoints = given.into();
+    let detail = Detail {
+        has_endpoints: true,
+    };
+    let told = seen.service(&unplaced, detail);
+    let [one, two, _] = &*told.ports[0].endpoints else {
+        panic!("{:?}", told.ports[0].endpoints);
+    };
+    assert_eq!((one.node.as_deref(), one.local), (Some("n1"), true));
+    assert_eq!((two.node.as_deref(), two.local), (None, false));
+    assert_eq!(
+        two.why,
+        "policy Cluster: ready; policy Local: counts as on another node, because its \
+         EndpointSlice has no nodeName for it"
+    );
+}
+
+#[test]
 fn counters_without_an_address_are_shown_at_the_service_port() {
     let count = Count {
         connections: 3,
