@@ -23,7 +23,7 @@
 pub mod address;
 mod decoded;
 mod endpoint_slice;
-mod findings;
+pub(crate) mod findings;
 pub(crate) mod json;
 mod kinds;
 pub(crate) mod message;

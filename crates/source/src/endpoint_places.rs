@@ -10,12 +10,13 @@ use std::path::{Path, PathBuf};
 
 use form_urlencoded::Serializer;
 use kube::Client;
-use proxy::{NamespacedName, Protocol, ServicePortName};
+use proxy::{IpFamily, NamespacedName, Protocol, ServicePortName};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use tokio::task::spawn_blocking;
 
-use crate::decode::address::not_of_an_endpoint;
+use crate::decode::address;
+use crate::decode::findings::family;
 use crate::manifests;
 
 /// Label of an EndpointSlice that contains the name of its Service.
@@ -80,14 +81,19 @@ impl EndpointPlaces {
             let ports = slice.ports.unwrap_or_default().into_iter();
             let ports = ports.map(|port| (port.name, port.protocol, port.number));
             places.slices.push(ports.collect());
-            for endpoint in slice.endpoints.unwrap_or_default() {
-                let Some(Ok(address)) = endpoint.addresses.first().map(|text| text.parse()) else {
+            // The model ignores an EndpointSlice of host names as a whole.
+            let endpoints = slice.endpoints.filter(|_| slice.address_type != "FQDN");
+            for endpoint in endpoints.unwrap_or_default() {
+                let Some(text) = endpoint.addresses.first() else {
                     continue;
                 };
-                if let Some(why) = not_of_an_endpoint(address) {
-                    places.ignore(&slice.metadata.name, address, why);
-                    continue;
-                }
+                let address = match address_of(text, &slice.address_type) {
+                    Ok(address) => address,
+                    Err(why) => {
+                        places.ignore(&slice.metadata.name, text, &why);
+                        continue;
+                    }
+                };
                 let listed = places.endpoints.entry(address).or_default();
                 listed.push(endpoint.into_listed(number));
             }
@@ -95,10 +101,13 @@ impl EndpointPlaces {
         places
     }
 
-    fn ignore(&mut self, slice: &str, address: IpAddr, why: &str) {
+    fn ignore(&mut self, slice: &str, address: &str, why: &str) {
+        /// Maximum length of an address in a log line. No valid address is longer.
+        const LENGTH_MAX: usize = 64;
         if self.ignored.len() < IGNORED_MAX {
+            let address: String = address.chars().take(LENGTH_MAX).collect();
             self.ignored.push(format!(
-                "EndpointSlice {slice}: endpoint {address} is ignored: {why}, which no pod can have"
+                "EndpointSlice {slice}: endpoint {address} is ignored: {why}"
             ));
         }
     }
@@ -137,6 +146,26 @@ impl EndpointPlaces {
         served
             .min_by_key(counts_first)
             .map(|(_, listed)| &listed.whereabouts)
+    }
+}
+
+/// Parses an endpoint's address like the decoder of the model.
+///
+/// # Errors
+///
+/// Fails with the reason why the model ignores the endpoint.
+fn address_of(text: &str, address_type: &str) -> Result<IpAddr, String> {
+    let Some(address) = address::ip(text) else {
+        return Err("not an IP address".to_owned());
+    };
+    if let Some(why) = address::not_of_an_endpoint(address) {
+        return Err(format!("{why}, which no pod can have"));
+    }
+    match (family(address_type), IpFamily::of(address)) {
+        (Some(wanted), of) if of != wanted => Err(format!(
+            "{of}, but addressType of the EndpointSlice is {wanted}"
+        )),
+        _ => Ok(address),
     }
 }
 
@@ -290,6 +319,7 @@ struct Objects {
 #[serde(rename_all = "camelCase", default)]
 struct Slice {
     kind: String,
+    address_type: String,
     metadata: Metadata,
     /// Endpoints of the EndpointSlice. `None`: missing or null, which a server writes for an empty
     /// list.
@@ -374,215 +404,4 @@ impl Endpoint {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::fs;
-
-    use super::*;
-
-    #[test]
-    fn endpoint_pods_of_a_service_are_found_in_manifests() {
-        let folder = std::env::temp_dir().join(format!("whereabouts-{}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        let slice = |name: &str, of: &str, address: &str| {
-            format!(
-                "{{kind: EndpointSlice, apiVersion: discovery.k8s.io/v1, metadata: {{name: {name}, labels: \
-                 {{kubernetes.io/service-name: {of}}}}}, ports: [{{name: http, port: 8080}}], \
-                 endpoints: [{{addresses: ['{address}'], nodeName: n2, zone: z1, \
-                 targetRef: {{kind: Pod, name: pod-{name}, fieldPath: x}}}}, {{addresses: [wrong]}}, {{}}]}}"
-            )
-        };
-        let listed = format!("kind: List\nitems:\n- {}\n", slice("b", "web", "fd00::1"));
-        let files = [
-            (
-                "a.yaml",
-                format!(
-                    "{}\n---\n{}",
-                    slice("a", "web", "10.0.0.1"),
-                    slice("x", "other", "10.0.0.9")
-                ),
-            ),
-            ("b.yaml", listed),
-            ("broken.yaml", "{".to_owned()),
-            ("notes.txt", slice("c", "web", "10.0.0.3")),
-        ];
-        for (name, text) in files {
-            fs::write(folder.join(name), text).unwrap();
-        }
-        let web = NamespacedName::new("default", "web");
-        let found = read_folder(&folder, &web).unwrap();
-        fs::remove_dir_all(&folder).unwrap();
-        let of = |pod: &str| EndpointLocation {
-            pod: Some(pod.to_owned()),
-            node: Some("n2".to_owned()),
-            zone: Some("z1".to_owned()),
-        };
-        for (ip, wanted) in [("10.0.0.1", of("pod-a")), ("fd00::1", of("pod-b"))] {
-            let found = found.find(&http(), ip.parse().unwrap(), Some(8080));
-            assert_eq!(found, Some(&wanted), "{ip}");
-        }
-        assert_eq!(found.endpoints.len(), 2);
-    }
-
-    /// Checks which manifests are decoded. Decoding a whole directory with 1,200 Services once took
-    /// 2 s, so the page showed no pod names.
-    #[test]
-    fn only_manifests_that_contain_the_services_name_are_decoded() {
-        for (text, name, wanted) in [
-            ("labels: {kubernetes.io/service-name: web}", "web", true),
-            ("service-name: web\n", "web", true),
-            (r#"{"service-name":"web"}"#, "web", true),
-            (r#"{"service-name":"we\u0062"}"#, "web", true),
-            ("service-name: web-1", "web", false),
-            ("service-name: my-web", "web", false),
-            ("service-name: web2", "web", false),
-        ] {
-            assert_eq!(may_name(text, name), wanted, "{text}");
-        }
-    }
-
-    #[test]
-    fn a_yaml_list_with_aliases_is_decoded_as_a_whole() {
-        let item = |of: &str| {
-            format!(
-                "- apiVersion: discovery.k8s.io/v1\n  endpoints:\n  - addresses:\n    - 10.0.0.1\n  kind: EndpointSlice\n  \
-                 metadata:\n    labels:\n      kubernetes.io/service-name: {of}\n    name: {of}-a\n"
-            )
-        };
-        let list = format!(
-            "apiVersion: v1\nitems:\n{}{}kind: List\nmetadata:\n  resourceVersion: \"\"\n",
-            item("other"),
-            item("web")
-        );
-        assert_eq!(block_items(&list).len(), 2);
-        let names = |text: &str| -> Vec<String> {
-            let slices = slices_in(text, "web").into_iter();
-            let slices = slices.filter(|slice| slice.kind == "EndpointSlice");
-            slices.map(|slice| slice.metadata.name).collect()
-        };
-        assert_eq!(names(&list), ["web-a"]);
-        // An alias can be read only together with the item that has its anchor.
-        let aliased = list.replace("- 10.0.0.1\n  kind: EndpointSlice\n  metadata:\n    labels:\n      kubernetes.io/service-name: web", "- *ip\n  kind: EndpointSlice\n  metadata:\n    labels:\n      kubernetes.io/service-name: web");
-        let aliased = aliased.replacen("- 10.0.0.1", "- &ip 10.0.0.1", 1);
-        assert_ne!(aliased, list);
-        assert_eq!(names(&aliased), ["other-a", "web-a"]);
-        let json =
-            r#"{"kind":"List","items":[{"kind":"EndpointSlice","metadata":{"name":"web-a"}}]}"#;
-        assert_eq!(names(json), ["web-a"]);
-    }
-
-    fn http() -> ServicePortName {
-        ServicePortName {
-            service: NamespacedName::new("default", "web"),
-            port: "http".into(),
-            protocol: Protocol::Tcp,
-        }
-    }
-
-    #[test]
-    fn endpoints_with_invalid_addresses_are_reported() {
-        let text = r#"{"items":[{"metadata":{"name":"web-a"},"endpoints":[{"addresses":["127.0.0.1"]},
-            {"addresses":["10.0.0.1"]},{"addresses":["169.254.20.10"]}]}]}"#;
-        let found = EndpointPlaces::from_list(text).unwrap();
-        assert_eq!(
-            found.ignored(),
-            [
-                "EndpointSlice web-a: endpoint 127.0.0.1 is ignored: a loopback address, which no pod can have",
-                "EndpointSlice web-a: endpoint 169.254.20.10 is ignored: a link-local address, which no pod can have",
-            ]
-        );
-        assert!(found.find(&http(), [127, 0, 0, 1].into(), None).is_none());
-    }
-
-    /// Checks two host-network pods of one node, which share an address. Each pod is in its own
-    /// EndpointSlice.
-    #[test]
-    fn pods_that_share_an_address_are_distinguished_by_port() {
-        let text = r#"{"items":[
-            {"metadata":{"name":"web-8081"},"ports":[{"name":"http","port":8081}],
-             "endpoints":[{"addresses":["10.0.0.1"],"targetRef":{"kind":"Pod","name":"b"}}]},
-            {"metadata":{"name":"web-8080"},"ports":[{"name":"http","port":8080},{"name":"dns","protocol":"UDP","port":53}],
-             "endpoints":[{"addresses":["10.0.0.1"],"targetRef":{"kind":"Pod","name":"a"}}]}]}"#;
-        let found = EndpointPlaces::from_list(text).unwrap();
-        let pod = |name: &str, protocol, number| {
-            let of = ServicePortName {
-                port: name.into(),
-                protocol,
-                ..http()
-            };
-            let place = found.find(&of, [10, 0, 0, 1].into(), number);
-            place.and_then(|place| place.pod.clone())
-        };
-        let told = |name: &str| Some(name.to_owned());
-        assert_eq!(pod("http", Protocol::Tcp, Some(8080)), told("a"));
-        assert_eq!(pod("http", Protocol::Tcp, Some(8081)), told("b"));
-        assert_eq!(pod("dns", Protocol::Udp, Some(53)), told("a"));
-        assert_eq!(pod("http", Protocol::Udp, Some(8080)), None);
-        assert_eq!(
-            pod("http", Protocol::Tcp, Some(8082)),
-            None,
-            "in no slice any more"
-        );
-        assert_eq!(pod("http", Protocol::Tcp, None), told("a"));
-    }
-
-    /// Checks that the result is the endpoint that `proxy::Endpoints` uses, for any order of the
-    /// EndpointSlices.
-    #[test]
-    fn the_effective_endpoint_of_a_shared_address_is_returned() {
-        let slice = |name: &str, pods: &[(&str, bool)]| {
-            let endpoint = |(pod, terminating): &(&str, bool)| {
-                serde_json::json!({
-                    "addresses": ["10.0.0.1"], "conditions": {"terminating": terminating},
-                    "targetRef": {"kind": "Pod", "name": pod}
-                })
-            };
-            let endpoints: Vec<_> = pods.iter().map(endpoint).collect();
-            serde_json::json!({"metadata": {"name": name}, "ports": [{"name": "http", "port": 8080}], "endpoints": endpoints})
-        };
-        for (slices, wanted) in [
-            (vec![slice("a", &[("old", true), ("new", false)])], "new"),
-            (vec![slice("a", &[("new", false), ("old", true)])], "new"),
-            (vec![slice("a", &[("one", false), ("two", false)])], "two"),
-            (vec![slice("a", &[("one", true), ("two", true)])], "one"),
-            (
-                vec![slice("z", &[("old", true)]), slice("a", &[("new", false)])],
-                "new",
-            ),
-            (
-                vec![slice("a", &[("old", true)]), slice("z", &[("new", false)])],
-                "new",
-            ),
-            (
-                vec![slice("z", &[("z", false)]), slice("a", &[("a", false)])],
-                "a",
-            ),
-        ] {
-            let text = serde_json::json!({ "items": slices }).to_string();
-            let found = EndpointPlaces::from_list(&text).unwrap();
-            let place = found
-                .find(&http(), [10, 0, 0, 1].into(), Some(8080))
-                .unwrap();
-            assert_eq!(place.pod.as_deref(), Some(wanted), "{text}");
-        }
-    }
-
-    #[test]
-    fn one_request_lists_the_endpoint_slices_of_one_service() {
-        let request = request(&NamespacedName::new("default", "web")).unwrap();
-        assert_eq!(
-            request.uri(),
-            "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?labelSelector=kubernetes.io%2Fservice-name%3Dweb&\
-             resourceVersion=0&limit=1000"
-        );
-    }
-
-    #[test]
-    fn an_endpoint_slice_without_endpoints_is_accepted() {
-        let text = r#"{"kind":"EndpointSliceList","items":[{"endpoints":null},{"metadata":{"labels":null},
-            "endpoints":[{"addresses":["10.0.0.1"],"conditions":{"ready":true},"nodeName":"n1"}]}]}"#;
-        let found = EndpointPlaces::from_list(text).unwrap();
-        let place = found.find(&http(), [10, 0, 0, 1].into(), None).unwrap();
-        assert_eq!(place.node.as_deref(), Some("n1"));
-        assert!(EndpointPlaces::from_list("{").is_err());
-    }
-}
+mod tests;

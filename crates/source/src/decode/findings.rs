@@ -278,7 +278,7 @@ impl Findings {
 }
 
 /// Parses a family in the API's spelling, `IPv4` or `IPv6`.
-pub(super) fn family(text: &str) -> Option<IpFamily> {
+pub(crate) fn family(text: &str) -> Option<IpFamily> {
     match text {
         "IPv4" => Some(IpFamily::V4),
         "IPv6" => Some(IpFamily::V6),
