@@ -83,6 +83,8 @@ pub(crate) struct TracedPacket<'a> {
     pub(crate) of: Option<ServicePortAddress<'a>>,
     /// Names of the Services that have the destination address, at any port.
     pub(crate) named_by: &'a [String],
+    /// Names of Services that have the destination address with `ipMode: Proxy`.
+    pub(crate) proxied_by: &'a [String],
 }
 
 /// All packets that a request traces.
@@ -141,6 +143,7 @@ pub(crate) fn plan<'a>(
                         protocol,
                         of,
                         named_by: &objects.node.named_by,
+                        proxied_by: &objects.node.proxied_by,
                     });
                     journeys.planned.extend(planned);
                 }

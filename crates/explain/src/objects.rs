@@ -34,6 +34,9 @@ pub struct OwnNode {
     /// Names of some Services that have the requested address in a field for external or
     /// load-balancer addresses, each with this field.
     pub named_by: Vec<String>,
+    /// Names of some Services that have the requested address as a load-balancer address with
+    /// `ipMode: Proxy`.
+    pub proxied_by: Vec<String>,
 }
 
 /// An address and port at which this node serves a Service port.

@@ -232,8 +232,9 @@ fn other(planned: &TracedPacket<'_>, walk: &Walk) -> String {
         Fate::Unrouted => {
             let why = says.split_once(": ").map_or(says, |(_, why)| why);
             format!(
-                "does not get to {}: {why}, and the sender gets an error",
-                planned.to
+                "does not get to {}: {why}, and the sender gets an error{}",
+                planned.to,
+                proxied(planned)
             )
         }
         Fate::Dropped => format!("is dropped by {at}, and hears nothing{because}"),
@@ -242,10 +243,11 @@ fn other(planned: &TracedPacket<'_>, walk: &Walk) -> String {
         // The function `delivered` handles delivered paths, so `Fate::Delivered` never reaches this
         // arm.
         Fate::Delivered | Fate::Forwarded => format!(
-            "is forwarded to {} unchanged: no Service matches here",
+            "is forwarded to {} unchanged: no Service matches here{}",
             walk.endpoint
                 .clone()
-                .unwrap_or_else(|| planned.to.to_string())
+                .unwrap_or_else(|| planned.to.to_string()),
+            proxied(planned)
         ),
         Fate::Unknown => format!("cannot be followed beyond {at}: {says}"),
     }
@@ -263,6 +265,19 @@ fn taken(planned: &TracedPacket<'_>) -> String {
          that has it is reached from here",
         planned.to.ip(),
         planned.named_by.join(", ")
+    )
+}
+
+/// Explains that this node leaves the destination address to a load balancer. Returns an empty text
+/// if no Service has the address with `ipMode: Proxy`.
+fn proxied(planned: &TracedPacket<'_>) -> String {
+    if planned.proxied_by.is_empty() {
+        return String::new();
+    }
+    format!(
+        ". Service {} has {} with `ipMode: Proxy`, so packets to it go to the load balancer",
+        planned.proxied_by.join(", "),
+        planned.to.ip()
     )
 }
 

@@ -199,10 +199,20 @@ pub fn own_node(
     OwnNode {
         detectors,
         named_by: naming.collect(),
+        proxied_by: address.map_or_else(Vec::new, |address| proxied_by(model, address)),
         pods: own_pods(model, name),
         addresses: node.map(|node| node.addresses.clone()).unwrap_or_default(),
         pod_networks: node.map(|node| node.pod_cidrs.clone()).unwrap_or_default(),
     }
+}
+
+/// Returns the names of some Services that list `address` with `ipMode: Proxy`. Searches a limited
+/// number of Services.
+fn proxied_by(model: &Model, address: IpAddr) -> Vec<String> {
+    let services = model.services().take(LOOKED_AT_A_TURN);
+    let naming = services.filter(|service| service.proxied_ips.contains(&address));
+    let names = naming.map(|service| service.name.to_string());
+    names.take(NAMED_BY).collect()
 }
 
 /// Returns the addresses of some pods of the node `name`, from the endpoints of the first Services.
@@ -254,4 +264,29 @@ fn unknown_port(asked: &TraceRequest, objects: &Objects) -> Result<(), RequestRe
         asked.text,
         ports.join(", ")
     )))
+}
+
+#[cfg(test)]
+mod tests {
+    use proxy::Event;
+
+    use super::*;
+
+    #[test]
+    fn services_that_leave_an_address_to_a_load_balancer_are_found() {
+        let mut model = Model::new();
+        let name = |name: &str| NamespacedName::new("default", name);
+        let address = IpAddr::from([192, 0, 2, 74]);
+        for (number, own) in [(1, "other"), (2, "proxied")] {
+            let service = Service {
+                proxied_ips: (own == "proxied").then_some(address).into_iter().collect(),
+                ..Service::at(name(own), [[10, 96, 0, number].into()])
+            };
+            model.apply(Event::ServiceApplied(service));
+        }
+        let own = |address| own_node(&model, "n1", Vec::new(), address).proxied_by;
+        assert_eq!(own(Some(address)), ["default/proxied"]);
+        assert!(own(Some([192, 0, 2, 75].into())).is_empty());
+        assert!(own(None).is_empty());
+    }
 }

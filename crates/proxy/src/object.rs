@@ -55,6 +55,8 @@ pub struct Service {
     /// Load-balancer addresses of both families: `status.loadBalancer.ingress[].ip` with `ipMode:
     /// VIP`.
     pub ingress_ips: Vec<IpAddr>,
+    /// Load-balancer addresses with `ipMode: Proxy`, which no mode serves.
+    pub proxied_ips: Box<[IpAddr]>,
     /// The Service's ports (`spec.ports`).
     pub ports: SmallVec<[ServicePort; 1]>,
     /// Timeout of client affinity in seconds. `None` without `sessionAffinity: ClientIP`.
@@ -85,6 +87,7 @@ impl Service {
             external_ips: Vec::new(),
             yielded: Box::default(),
             ingress_ips: Vec::new(),
+            proxied_ips: Box::default(),
             ports: SmallVec::new(),
             affinity_seconds: None,
             internal_local: false,

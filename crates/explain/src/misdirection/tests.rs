@@ -125,6 +125,7 @@ fn traced(
         protocol: Protocol::Tcp,
         of,
         named_by: &[],
+        proxied_by: &[],
     };
     let end: SocketAddr = to.parse().unwrap();
     let mut packet = Packet::new(6, client, at.ip(), at.port());

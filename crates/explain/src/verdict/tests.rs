@@ -43,6 +43,7 @@ fn pod(of: Option<ServicePortAddress<'_>>) -> TracedPacket<'_> {
         protocol: proxy::Protocol::Tcp,
         of,
         named_by: &[],
+        proxied_by: &[],
     }
 }
 
@@ -318,6 +319,20 @@ fn an_address_bound_by_ipvs_mode_is_reported_with_its_service() {
                       IPVS mode gives to this node";
         assert!(told.contains(wanted), "{told}");
     }
+}
+
+#[test]
+fn an_address_that_is_left_to_a_load_balancer_is_reported_with_its_service() {
+    let mut planned = pod(None);
+    let names = ["default/web".to_owned()];
+    planned.proxied_by = &names;
+    let told = verdict(&planned, &[failed(Fate::Forwarded, 1.0, "routing", "", "")]);
+    assert_eq!(
+        told,
+        "a pod on this node is forwarded to 10.96.0.9:80 unchanged: no Service matches here. \
+         Service default/web has 10.96.0.9 with `ipMode: Proxy`, so packets to it go to the load \
+         balancer"
+    );
 }
 
 #[test]

@@ -52,6 +52,7 @@ fn planned(way: PacketOrigin) -> TracedPacket<'static> {
         protocol: Protocol::Tcp,
         of: None,
         named_by: &[],
+        proxied_by: &[],
     }
 }
 

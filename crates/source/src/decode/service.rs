@@ -105,6 +105,11 @@ pub(crate) fn service(wire: wire::Service<'_>) -> Result<DecodedObject, MissingN
             Some((move || format!("status.loadBalancer.ingress[{i}].ip"), ip))
         }),
     );
+    let proxied = ingress
+        .iter()
+        .filter(|entry| entry.ip_mode.as_deref() == Some("Proxy"));
+    let proxied_ips = proxied.filter_map(|entry| address::ip(entry.ip.as_deref()?));
+    let proxied_ips = proxied_ips.collect();
     let source_ranges = source_ranges(
         &mut findings,
         spec.load_balancer_source_ranges
@@ -155,6 +160,7 @@ pub(crate) fn service(wire: wire::Service<'_>) -> Result<DecodedObject, MissingN
         yielded: Box::default(),
         external_ips,
         ingress_ips,
+        proxied_ips,
         ports,
         affinity_seconds,
         internal_local,

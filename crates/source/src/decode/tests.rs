@@ -98,6 +98,7 @@ fn a_service_with_all_fields_is_decoded() {
     assert_eq!(ips(&service.cluster_ips), ["10.96.0.10", "fd00:96::10"]);
     assert_eq!(ips(&service.external_ips), ["192.0.2.1", "fd00:2::1"]);
     assert_eq!(ips(&service.ingress_ips), ["198.51.100.1", "198.51.100.2"]);
+    assert_eq!(ips(&service.proxied_ips), ["198.51.100.3"]);
     let ports: Vec<_> = service
         .ports
         .iter()
