@@ -86,7 +86,7 @@ pub(crate) fn explain(
             break;
         }
         let walks = kernel.follow(planned).into_iter();
-        let walks = walks.flat_map(|walk| walk_text::told(&walk, planned, &around));
+        let walks = walks.flat_map(|walk| misdirection::told(&walk, planned, &around));
         let mut walks: Vec<Walk> = walks.collect();
         is_cut |= quotes.leave_out(&mut walks);
         let verdict = verdict::verdict(planned, &walks);

@@ -18,15 +18,28 @@ use view::{ANOTHER_PROGRAM, Fate, Walk};
 use super::journeys::TracedPacket;
 use super::objects::ServicePortAddress;
 use super::origin::NOT_OURS;
-use super::walk_text::{THIS_NODE, in_view};
+use super::walk_text::{self, THIS_NODE, TextInputs, in_view};
 
 /// Prefix of the reason why a path leads to no endpoint of the Service.
 pub(crate) const NO_ENDPOINT: &str = "no endpoint of ";
 /// Prefix of the text that names another program's rule.
 pub(crate) const REDIRECTED: &str = "redirected by ";
 
-/// Adds to `walk` the reason why its end is no endpoint of the Service, if it is none.
-pub(crate) fn note(
+/// Converts a traced path to paths of a response as [`walk_text::told`] does. Adds to each the
+/// reason why its end is no endpoint of the Service, if it is none.
+pub(crate) fn told(
+    followed: &packet_path::Walk,
+    planned: &TracedPacket<'_>,
+    around: &TextInputs<'_>,
+) -> Vec<Walk> {
+    let mut walks = walk_text::told(followed, planned, around);
+    for walk in &mut walks {
+        note(walk, followed, planned, around.modes);
+    }
+    walks
+}
+
+fn note(
     walk: &mut Walk,
     followed: &packet_path::Walk,
     planned: &TracedPacket<'_>,

@@ -11,7 +11,6 @@ use view::{AddressKind, Chance, Fate, Step, Walk};
 
 use super::answer::{self, EndpointReplies};
 use super::journeys::TracedPacket;
-use super::misdirection;
 use super::origin::{PathStep, origin};
 
 /// Text for the source that an endpoint sees if the relay of kube-proxy connects to it.
@@ -38,18 +37,6 @@ pub(crate) struct TextInputs<'a> {
 /// Converts a traced path to paths of a response: one or, if the daemon relays the connection, one
 /// for each endpoint.
 pub(crate) fn told(
-    followed: &packet_path::Walk,
-    planned: &TracedPacket<'_>,
-    around: &TextInputs<'_>,
-) -> Vec<Walk> {
-    let mut walks = convert(followed, planned, around);
-    for walk in &mut walks {
-        misdirection::note(walk, followed, planned, around.modes);
-    }
-    walks
-}
-
-fn convert(
     followed: &packet_path::Walk,
     planned: &TracedPacket<'_>,
     around: &TextInputs<'_>,

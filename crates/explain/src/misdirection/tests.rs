@@ -10,10 +10,11 @@ use view::{
 use super::*;
 use crate::answer::EndpointReplies;
 use crate::journeys::{Hop, PacketOrigin, Routing, Sender};
+use crate::misdirection::told;
 use crate::objects::Objects;
 use crate::quotes::Quotes;
 use crate::verdict::verdict;
-use crate::walk_text::{TextInputs, told};
+use crate::walk_text::TextInputs;
 use crate::{MODES, exit_status};
 
 /// A fake node on which a process listens on port 22 only, and through which all replies pass.
