@@ -619,11 +619,13 @@ fn rules_text(rules: &Rules) -> String {
     format!("{}{rules:?}", rules.restore_text(&Rules::default()))
 }
 
-/// Returns the rules without those that match KUBE-LOOP-BACK.
+/// Returns the rules without the iptables rule that matches KUBE-LOOP-BACK.
 fn without_hairpin_rule(rules: &Rules) -> String {
     let text = rules.restore_text(&Rules::default());
     let others = text
         .lines()
         .filter(|line| !line.contains("--match-set KUBE-LOOP-BACK"));
-    others.collect::<Vec<_>>().join("\n")
+    let debug = format!("{rules:?}");
+    let native = debug.split_once("native: ").map(|(_, native)| native);
+    others.chain(native).collect::<Vec<_>>().join("\n")
 }
