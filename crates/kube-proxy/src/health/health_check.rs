@@ -211,10 +211,6 @@ impl HealthChecks {
     }
 
     fn open(&mut self, name: NamespacedName, check: HealthCheck, model: &Model) {
-        let mut others = self.servers.iter().filter(|(other, _)| **other != name);
-        let holder =
-            others.find(|(_, server)| server.port == check.port && !server.addresses.is_empty());
-        let holder = holder.map(|(other, _)| other.clone());
         let server = self.servers.entry(name.clone()).or_insert_with(|| Server {
             port: check.port,
             answer: Arc::new(CheckState {
@@ -231,33 +227,51 @@ impl HealthChecks {
             .local_endpoints
             .store(check.local_endpoints, Ordering::Relaxed);
         if let Err((address, error)) = server.listen(&self.addresses, &self.answering.runtime) {
-            let next = match &holder {
-                Some(other) => format!(
-                    "the health checks of Service {other} use the port; give one of the Services \
-                     another healthCheckNodePort"
-                ),
-                None => "find the process on the port: ss -ltnp".to_owned(),
-            };
-            let at = SocketAddr::new(address, check.port);
-            let since = server.failed.as_ref().map(|failed| failed.since);
-            if since.is_none() {
-                error!(
-                    family = %self.family, service = %name, port = check.port, %address, %error,
-                    "cannot listen for the health checks of the Service, so its load balancer may \
-                     skip this node; it is retried: {next}"
-                );
-                let event = Event::health_check_failed(&name, model, &self.node, at, &error);
-                self.recorder.record(event);
-            }
-            server.failed = Some(Unbound {
-                at,
-                reason: format!("{error}; its load balancer may skip this node; {next}"),
-                since: since.unwrap_or_else(Instant::now),
-            });
-            self.unbound.insert(name);
+            self.note_unbound(name, SocketAddr::new(address, check.port), &error, model);
         } else if server.failed.take().is_some() {
             info!(family = %self.family, service = %name, port = check.port, "health checks of the Service are answered now");
         }
+    }
+
+    /// Records that the server of the Service `name` cannot listen at `at`. Logs a failure once, and
+    /// sends an event.
+    fn note_unbound(
+        &mut self,
+        name: NamespacedName,
+        at: SocketAddr,
+        error: &io::Error,
+        model: &Model,
+    ) {
+        let mut servers = self.servers.iter();
+        let holder = servers.find(|(other, server)| {
+            **other != name && server.port == at.port() && !server.addresses.is_empty()
+        });
+        let next = match holder {
+            Some((other, _)) => format!(
+                "the health checks of Service {other} use the port; give one of the Services \
+                 another healthCheckNodePort"
+            ),
+            None => "find the process on the port: ss -ltnp".to_owned(),
+        };
+        let Some(server) = self.servers.get_mut(&name) else {
+            return;
+        };
+        let since = server.failed.as_ref().map(|failed| failed.since);
+        if since.is_none() {
+            error!(
+                family = %self.family, service = %name, port = at.port(), address = %at.ip(), %error,
+                "cannot listen for the health checks of the Service, so its load balancer may \
+                 skip this node; it is retried: {next}"
+            );
+            let event = Event::health_check_failed(&name, model, &self.node, at, error);
+            self.recorder.record(event);
+        }
+        server.failed = Some(Unbound {
+            at,
+            reason: format!("{error}; its load balancer may skip this node; {next}"),
+            since: since.unwrap_or_else(Instant::now),
+        });
+        self.unbound.insert(name);
     }
 }
 

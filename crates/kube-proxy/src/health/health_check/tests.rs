@@ -250,6 +250,28 @@ async fn connections_without_a_request_do_not_block_health_checks() {
 }
 
 #[tokio::test]
+async fn a_port_of_another_services_health_checks_is_reported_with_its_name() {
+    let mut world = World::new("").await;
+    let other = NamespacedName::new("default", "other");
+    let service = world.model.view(&name()).unwrap().service.clone();
+    world.model.apply(Event::ServiceApplied(Service {
+        name: other.clone(),
+        ..service
+    }));
+    world.update(&[]).await;
+    let failing: Vec<_> = world.checks.failing(9).collect();
+    assert_eq!(failing.len(), 1);
+    let failure = &failing[0].0;
+    assert_eq!(failure.owner.as_ref().unwrap().service, other);
+    assert!(
+        failure
+            .reason
+            .contains("of Service default/web use the port"),
+        "{failure}"
+    );
+}
+
+#[tokio::test]
 async fn a_health_check_port_in_use_is_retried() {
     let mut world = World::new("").await;
     world.port = free_port();
