@@ -92,10 +92,8 @@ impl Shared {
             masquerade_bit: mark_bit("iptables-masquerade-bit", flags.iptables_masquerade_bit)?,
             iptables_backend: word("iptables-backend", &flags.iptables_backend, &BACKENDS)?,
             exclude_cidrs: {
-                // As in pflag, an empty value is an empty list.
-                let lists = flags.ipvs_exclude_cidrs.iter();
-                let lists: Vec<_> = lists.filter(|list| !list.is_empty()).collect();
-                nets("ipvs-exclude-cidrs", &lists)?
+                let items: Vec<&str> = items(&flags.ipvs_exclude_cidrs).collect();
+                nets("ipvs-exclude-cidrs", &items)?
             },
             sync_period,
         })

@@ -308,17 +308,15 @@ impl Watch {
     pub fn refused(&mut self, write: &Write) {
         self.has_refused = true;
         for (front, period) in &mut self.fronts {
-            let (is_disturbed, may_close) = match write.serves {
-                AffectedClients::All => (true, false),
-                AffectedClients::Address(address) => (front.address == address, false),
-                AffectedClients::Admitted(address) => {
-                    let is_at = front.address == address;
-                    (is_at, is_at)
+            let is_affected = match write.serves {
+                AffectedClients::All => true,
+                AffectedClients::Address(address) | AffectedClients::Admitted(address) => {
+                    front.address == address
                 }
-                AffectedClients::Nobody => (false, false),
+                AffectedClients::Nobody => false,
             };
-            period.is_disturbed |= is_disturbed;
-            period.may_close |= may_close;
+            period.is_disturbed |= is_affected;
+            period.may_close |= is_affected && matches!(write.serves, AffectedClients::Admitted(_));
         }
     }
 

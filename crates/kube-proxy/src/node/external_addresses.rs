@@ -155,16 +155,19 @@ impl ExternalAddresses {
     /// Returns the rejected addresses and options and the Services above the size limit, each with
     /// the time at which the daemon found it.
     pub(crate) fn refused(&self) -> impl Iterator<Item = (&Contested, Instant)> {
-        let known = self.known.iter().map(|(one, known)| (one, known.since));
-        known.filter(|(one, _)| one.is_refused())
+        self.found().filter(|(one, _)| one.is_refused())
     }
 
     /// Returns the addresses that the proxy serves with side effects, each with the time at which
     /// the daemon found it. Omits load-balancer addresses of this node, because some load balancers
     /// use the nodes' own addresses.
     pub(crate) fn served(&self) -> impl Iterator<Item = (&Contested, Instant)> {
-        let known = self.known.iter().map(|(one, known)| (one, known.since));
-        known.filter(|(one, _)| !one.is_refused() && !is_usual(one))
+        let served = self.found().filter(|(one, _)| !one.is_refused());
+        served.filter(|(one, _)| !is_usual(one))
+    }
+
+    fn found(&self) -> impl Iterator<Item = (&Contested, Instant)> {
+        self.known.iter().map(|(one, known)| (one, known.since))
     }
 
     /// Sets the IPVS scheduler, and the option values that this node does not support.

@@ -10,7 +10,6 @@ use proxy_nftables::LocalhostNodePorts;
 use tracing::warn;
 
 use modes::detect_local::DetectLocal;
-
 use modes::settings::Settings;
 
 /// Finding: a setting has no value for one IP family.

@@ -8,7 +8,7 @@ use proxy::{Rank, ServiceAddress, Share, Shares};
 
 use super::budget::Budget;
 use super::order::Order;
-use super::situation::{Situation, are_rules_under_way, gone, rank, share};
+use super::situation::{Situation, are_rules_under_way, awaits_guards, gone, rank, share};
 use crate::clients::ChangingClients;
 use crate::masquerading::{self, ChangingServers, EXEMPT, GUARDS};
 use crate::part::Part;
@@ -80,11 +80,9 @@ pub(super) fn make(
     // waits for the rules that admit clients, unless its own rules are missing too, because one
     // write installs both. If the kernel refuses those rules, the set gets its members anyway: a
     // closed port is safer than an open port.
-    let is_uncovered = |set: &Set| of.cover.uncovered.contains(set);
-    let are_guards_asked = !of.are_rules_pending
-        || !are_rules_under_way(tables, of)
-        || (is_uncovered(&Set::LoadBalancerFirewall) && !of.cover.is_outdated)
-        || !GUARDS.iter().any(is_uncovered);
+    let awaits_guards = awaits_guards(tables, of);
+    let lacks_firewall = of.cover.uncovered.contains(&Set::LoadBalancerFirewall);
+    let are_guards_asked = !awaits_guards || (lacks_firewall && !of.cover.is_outdated);
     let may_be_filled = |set: Set| set != Set::LoadBalancerFirewall || are_guards_asked;
     let sets = tables.all_members();
     for (set, table) in sets.filter(|(set, _)| usable.contains(set) && may_be_filled(*set)) {
@@ -106,10 +104,7 @@ pub(super) fn make(
         let is_exact = of.state.config.semantics.is_exact();
         let is_ended = |set, member: &Member| is_exact || exempted(set, member).is_some();
         ended = masquerading::end_exemptions(tables, of.now, is_ended);
-        let awaits_rules = of.are_rules_pending
-            && are_rules_under_way(tables, of)
-            && GUARDS.iter().any(is_uncovered);
-        ended.extend(clients.end_former(tables, of.now, awaits_rules));
+        ended.extend(clients.end_former(tables, of.now, awaits_guards));
         if of.knows(Part::Servers) {
             let awaits = |mark: &Member| awaits_firewall(tables, Set::LocalMark, mark, of);
             unmarked = masquerading::end_marks(tables, &of.claims.marks, of.now, awaits);

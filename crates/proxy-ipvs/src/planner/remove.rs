@@ -9,7 +9,7 @@ use proxy::{Protocol, ServiceAddress, Shares};
 
 use super::budget::Budget;
 use super::make::makes;
-use super::situation::{Situation, are_rules_under_way, gone, is_left, left, share};
+use super::situation::{Situation, awaits_guards, gone, is_left, left, share};
 use crate::clients::ChangingClients;
 use crate::masquerading::{self, GUARDS};
 use crate::part::Part;
@@ -195,14 +195,12 @@ fn awaits_successor(tables: &Tables, set: Set, member: &Member, of: &Situation<'
     if !of.are_rules_pending {
         return false;
     }
-    let mut uncovered = of.cover.uncovered.iter();
     if GUARDS.contains(&set) {
         // Does not wait for rules that the kernel refused, because a withdrawn source range must
         // not admit clients any longer.
-        return are_rules_under_way(tables, of)
-            && wants(Set::LoadBalancerFirewall)
-            && uncovered.any(|of| GUARDS.contains(of));
+        return awaits_guards(tables, of) && wants(Set::LoadBalancerFirewall);
     }
+    let mut uncovered = of.cover.uncovered.iter();
     uncovered.any(|of| *of != set && wants(*of))
 }
 

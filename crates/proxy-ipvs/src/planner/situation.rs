@@ -10,6 +10,7 @@ use super::order::Order;
 use crate::claims::Claims;
 use crate::cover::Cover;
 use crate::kinds::State;
+use crate::masquerading::GUARDS;
 use crate::part::Part;
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::Set;
@@ -84,6 +85,14 @@ pub(super) fn gone(
 /// not fail.
 pub(super) fn are_rules_under_way(tables: &Tables, of: &Situation<'_>) -> bool {
     of.knows(Part::Rules) && !tables.rules.is_failing(&())
+}
+
+/// Returns true while the rules that admit clients to load balancers with source ranges are being
+/// written: the installed rules do not match all sets of these clients yet.
+pub(super) fn awaits_guards(tables: &Tables, of: &Situation<'_>) -> bool {
+    of.are_rules_pending
+        && are_rules_under_way(tables, of)
+        && GUARDS.iter().any(|set| of.cover.uncovered.contains(set))
 }
 
 /// Returns true if no Service wants this virtual server, and it is ours, or may be ours because the
