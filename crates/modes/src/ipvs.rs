@@ -15,6 +15,7 @@ use anyhow::Result;
 use flags::Flags;
 use flags::gates::IPVS_MODE;
 use proxy::IpFamily;
+use proxy_ipvs::VipMode;
 use service_counters::ReadCounters;
 use source::ServiceCidrWatch;
 use tracing::warn;
@@ -155,10 +156,9 @@ impl Definition for IpvsMode {
     }
 
     fn service_cidrs(&self, flags: &Flags) -> ServiceCidrWatch {
-        if flags.ipvs_vip_mode == settings::RANGE {
-            ServiceCidrWatch::On
-        } else {
-            ServiceCidrWatch::Off
+        match settings::vip_mode(flags) {
+            Ok(VipMode::Range) => ServiceCidrWatch::On,
+            _ => ServiceCidrWatch::Off,
         }
     }
 

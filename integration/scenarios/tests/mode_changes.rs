@@ -63,15 +63,17 @@ const EXACT_LEAN: ModeForm = ModeForm {
     ],
     marks: &[DEVICE, ROUTE, SET, MATCH, MARKS],
 };
-/// IPVS mode with `--ipvs-semantics=exact`, and with the shim in nftables.
+/// IPVS mode with `--ipvs-semantics=exact`, with the shim in nftables, and with local routes for
+/// whole networks of Service addresses.
 const EXACT: ModeForm = ModeForm {
     name: "exact",
     flags: &[
         "--proxy-mode=ipvs",
         "--ipvs-shim=nftables",
         "--ipvs-semantics=exact",
+        "--ipvs-service-cidrs=10.96.0.0/12,fd96::/112",
     ],
-    marks: &[DEVICE, ROUTE, "kube-proxy-ipvs\n"],
+    marks: &[DEVICE, RANGE, "kube-proxy-ipvs\n"],
 };
 const IPVS_NFTABLES: ModeForm = ModeForm {
     name: "ipvs_nftables",
