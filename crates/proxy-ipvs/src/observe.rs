@@ -29,11 +29,15 @@ impl Ipvs {
         self.drifts.count(found.len());
         let (ours, others): (BTreeMap<_, _>, BTreeMap<_, _>) =
             found.into_iter().partition(|(key, _)| tables.is_ours(key));
+        let mut missed = HashMap::new();
         if was_known {
             for (key, believed) in tables.servers.iter_actual() {
                 let there = ours.get(key);
                 if !tables.uncertain.contains(key) && there != Some(believed) {
                     tell_server(state, tables, key, Some(believed), there);
+                }
+                if there.is_none() {
+                    missed.insert(*key, believed.clone());
                 }
             }
         }
@@ -43,6 +47,7 @@ impl Ipvs {
         }
         tables.foreign.found(others);
         self.recognize(state);
+        self.tables.missed = missed;
         // Aborts the running drift check, because its comparison began with the old tables.
         self.drifts.abort();
     }
@@ -261,20 +266,24 @@ impl Ipvs {
         }
     }
 
-    /// Adopts each foreign virtual server that a Service wants, if it has the ownership flag or
-    /// resembles the wanted virtual server. (The first dump may have missed it, or other evidence
-    /// may be lost.) Reports all other wanted virtual servers as foreign.
+    /// Adopts each foreign virtual server that equals one of ours that the previous dump missed.
+    /// Also adopts each that a Service wants, if it has the ownership flag or resembles the wanted
+    /// virtual server. (The first dump may have missed it, or other evidence may be lost.) Reports all other wanted virtual servers as foreign.
     pub(crate) fn recognize(&mut self, state: &mut State) {
         let tables = &mut self.tables;
         if tables.foreign.is_empty() {
             return;
         }
-        let wanted = |(key, there): (&VirtualServerKey, &VirtualServer)| {
+        let judged = |(key, there): (&VirtualServerKey, &VirtualServer)| {
+            if tables.missed.get(key) == Some(there) {
+                return Some((*key, true));
+            }
             let wanted = tables.servers.wanted(key)?;
-            Some((*key, there.properties.is_owned() || wanted.is_like(there)))
+            let is_ours = there.properties.is_owned() || wanted.is_like(there);
+            Some((*key, is_ours))
         };
-        let wanted: Vec<_> = tables.foreign.iter().filter_map(wanted).collect();
-        for (key, is_ours) in wanted {
+        let judged: Vec<_> = tables.foreign.iter().filter_map(judged).collect();
+        for (key, is_ours) in judged {
             if is_ours && let Some(server) = self.tables.foreign.remove(&key) {
                 self.adopt(vec![(key, server)]);
             } else if self.tables.foreign.is_known_at(&key) && self.tables.foreign.tell(&key) {

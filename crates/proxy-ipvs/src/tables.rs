@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use hashbrown::HashSet;
+use hashbrown::{HashMap, HashSet};
 use ipnet::IpNet;
 use proxy::Owner;
 use reconcile::{Removals, Rows, Table};
@@ -61,6 +61,9 @@ pub(crate) struct Tables {
     pub(crate) networks: Networks,
     /// Virtual servers with a write whose reply was lost.
     pub(crate) uncertain: HashSet<VirtualServerKey>,
+    /// Our virtual servers that the last full dump lacked. The kernel dumps virtual servers by
+    /// position, so it skips one if another is removed during the dump.
+    pub(crate) missed: HashMap<VirtualServerKey, VirtualServer>,
     pub(crate) foreign: ForeignServers,
 }
 
@@ -99,6 +102,7 @@ impl Tables {
             ranges: Table::new(),
             networks: Networks::default(),
             uncertain: HashSet::new(),
+            missed: HashMap::new(),
             foreign: ForeignServers::default(),
         };
         tables.begin(now);
