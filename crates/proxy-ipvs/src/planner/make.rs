@@ -10,6 +10,7 @@ use super::budget::Budget;
 use super::order::Order;
 use super::situation::{Situation, are_rules_under_way, awaits_guards, gone, rank, share};
 use crate::clients::ChangingClients;
+use crate::leftovers::LeftoverPlace;
 use crate::masquerading::{self, ChangingServers, EXEMPT, GUARDS};
 use crate::part::Part;
 use crate::plan::{Op, Plan};
@@ -447,12 +448,22 @@ fn waits_for_marks(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) 
     !of.claims.marks.is_open() && tables.servers.actual(key).is_none()
 }
 
+/// Returns true until the nftables table of a former shim is removed. Its nat chains run before
+/// the shim's, and may exempt packets from masquerading.
+fn removes_former_table(tables: &Tables, of: &Situation<'_>) -> bool {
+    let place = LeftoverPlace::OwnTable;
+    of.claims.may_delete
+        && are_rules_under_way(tables, of)
+        && tables.leftovers.actual(&place).is_some()
+        && !tables.leftovers.is_failing(&place)
+}
+
 /// Returns true if a virtual server without destinations must wait for rules. So must one that
 /// replaces another program's virtual server: its address was in no set before, so its rules are
 /// missing.
 pub(super) fn waits_for_rules(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) -> bool {
     let serves = |there: &VirtualServer| !there.destinations.is_empty();
-    if !of.are_rules_pending || tables.servers.actual(key).is_some_and(serves) {
+    if tables.servers.actual(key).is_some_and(serves) {
         return false;
     }
     let Some(at) = key.address() else {
@@ -460,6 +471,13 @@ pub(super) fn waits_for_rules(tables: &Tables, key: &VirtualServerKey, of: &Situ
     };
     let by_address = Member::from(at);
     let wants = |set: Set, member: Member| tables.members(set).wanted(&member).is_some();
+    let masquerades = || [Set::ExternalIp, Set::LoadBalancer].map(|set| wants(set, by_address));
+    if removes_former_table(tables, of) && masquerades().contains(&true) {
+        return true;
+    }
+    if !of.are_rules_pending {
+        return false;
+    }
     if wants(Set::ClusterIp, by_address) && of.cover.gives_head_start(of.now) {
         return true;
     }
