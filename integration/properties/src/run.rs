@@ -359,6 +359,11 @@ impl<'a> World<'a> {
             let by_all = self.heard_by_all().min(heard);
             self.watch.note(verdicts, by_all);
         }
+        if let (ThreadOperation::Read(part), Permit::Refuse(_)) = (&ask, permit)
+            && self.subject.may_close_unread(part)
+        {
+            self.watch.may_close();
+        }
         let moved = self.lanes.get_mut(number).map(|lane| lane.permit(permit));
         if let (ThreadOperation::Write(write), Permit::Go | Permit::LoseDone) = (&ask, permit) {
             self.subject.done(write);

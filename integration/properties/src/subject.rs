@@ -53,6 +53,12 @@ pub trait Subject {
         false
     }
 
+    /// Returns true if the mode may close ports with source ranges because the kernel refused to
+    /// let it read this part, which may lack the rules that admit clients.
+    fn may_close_unread(&self, _part: &str) -> bool {
+        false
+    }
+
     /// Returns true if the mode serves NodePorts at loopback addresses.
     fn serves_localhost(&self) -> bool {
         false

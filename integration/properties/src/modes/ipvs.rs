@@ -376,6 +376,10 @@ impl Subject for Ipvs {
         true
     }
 
+    fn may_close_unread(&self, part: &str) -> bool {
+        part == gate::RULES_PART
+    }
+
     fn passes_over(&mut self, which: u64) {
         // A virtual server that the daemon's read misses may lose its proof of ownership.
         let state = self.look(false);
@@ -619,7 +623,7 @@ fn rules_text(rules: &Rules) -> String {
     format!("{}{rules:?}", rules.restore_text(&Rules::default()))
 }
 
-/// Returns the rules without the iptables rule that matches KUBE-LOOP-BACK.
+/// Returns the rules without the rule that matches KUBE-LOOP-BACK.
 fn without_hairpin_rule(rules: &Rules) -> String {
     let text = rules.restore_text(&Rules::default());
     let others = text
@@ -627,5 +631,7 @@ fn without_hairpin_rule(rules: &Rules) -> String {
         .filter(|line| !line.contains("--match-set KUBE-LOOP-BACK"));
     let debug = format!("{rules:?}");
     let native = debug.split_once("native: ").map(|(_, native)| native);
+    let native = native.into_iter().flat_map(|it| it.split("Rule { "));
+    let native = native.filter(|rule| !rule.contains("Named(\"KUBE-LOOP-BACK"));
     others.chain(native).collect::<Vec<_>>().join("\n")
 }

@@ -14,6 +14,9 @@ use crate::stepped_threads::{
     AffectedClients, Permit, RejectionCause, ThreadOperation, Turnstile, Write,
 };
 
+/// Part of the kernel's state that the daemon reads as the shim's rules.
+pub(super) const RULES_PART: &str = "the rules beside IPVS";
+
 impl<K: Kernel> Kernel for Turnstile<K> {
     fn clock(&self) -> Instant {
         self.gate.clock()
@@ -44,7 +47,7 @@ impl<K: Kernel> Kernel for Turnstile<K> {
     }
 
     fn read_rules(&mut self) -> Result<FoundRules, Unreadable> {
-        self.read("the rules beside IPVS", Kernel::read_rules)
+        self.read(RULES_PART, Kernel::read_rules)
     }
 
     fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, Unreadable> {
