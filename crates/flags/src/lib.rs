@@ -394,8 +394,7 @@ pub struct Flags {
     pub ipvs_drain_timeout: Duration,
 
     /// Form of service addresses on kube-ipvs0: address, route (cheaper for the kernel with
-    /// thousands of them), or range (one route for each ServiceCIDR, also instead of address with
-    /// --ipvs-semantics=exact); no effect in other modes
+    /// thousands of them), or range (one route for each ServiceCIDR); no effect in other modes
     #[arg(
         long,
         value_name = "address|route|range",

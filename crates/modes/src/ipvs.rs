@@ -15,7 +15,6 @@ use anyhow::Result;
 use flags::Flags;
 use flags::gates::IPVS_MODE;
 use proxy::IpFamily;
-use proxy_ipvs::VipMode;
 use service_counters::ReadCounters;
 use source::ServiceCidrWatch;
 use tracing::warn;
@@ -156,9 +155,10 @@ impl Definition for IpvsMode {
     }
 
     fn service_cidrs(&self, flags: &Flags) -> ServiceCidrWatch {
-        match settings::vip_mode(flags) {
-            Ok(VipMode::Range) => ServiceCidrWatch::On,
-            _ => ServiceCidrWatch::Off,
+        if flags.ipvs_vip_mode == settings::RANGE {
+            ServiceCidrWatch::On
+        } else {
+            ServiceCidrWatch::Off
         }
     }
 

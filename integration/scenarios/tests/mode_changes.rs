@@ -71,6 +71,7 @@ const EXACT: ModeForm = ModeForm {
         "--proxy-mode=ipvs",
         "--ipvs-shim=nftables",
         "--ipvs-semantics=exact",
+        "--ipvs-vip-mode=range",
         "--ipvs-service-cidrs=10.96.0.0/12,fd96::/112",
     ],
     marks: &[DEVICE, RANGE, "kube-proxy-ipvs\n"],

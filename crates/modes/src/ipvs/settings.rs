@@ -24,8 +24,11 @@ const SHIMS: [(&str, ShimChoice); 4] = [
 const VIP_MODES: [(&str, VipMode); 3] = [
     ("address", VipMode::Address),
     ("route", VipMode::Route),
-    ("range", VipMode::Range),
+    (RANGE, VipMode::Range),
 ];
+
+/// Value of `--ipvs-vip-mode` with which the daemon watches ServiceCIDRs.
+pub(super) const RANGE: &str = "range";
 
 /// Allowed values of `--ipvs-semantics`, each with a flag that is true for exact semantics.
 const SEMANTICS: [(&str, bool); 2] = [("upstream", false), ("exact", true)];
@@ -67,7 +70,7 @@ pub struct Timeouts {
 
 impl Settings {
     pub(crate) fn read(flags: &Flags) -> Result<Self, UnusableFlag> {
-        let is_exact = is_exact(flags)?;
+        let is_exact = word("ipvs-semantics", &flags.ipvs_semantics, &SEMANTICS)?;
         Ok(Self {
             scheduler: match &*flags.ipvs_scheduler {
                 "" => "rr".to_owned(),
@@ -82,7 +85,12 @@ impl Settings {
             drain_timeout: (!flags.ipvs_drain_timeout.is_zero())
                 .then_some(flags.ipvs_drain_timeout),
             service_cidrs: nets("ipvs-service-cidrs", &flags.ipvs_service_cidrs)?,
-            vip_mode: vip_mode(flags)?,
+            vip_mode: match word("ipvs-vip-mode", &flags.ipvs_vip_mode, &VIP_MODES)? {
+                // Exact semantics need routes. If the node had the service address itself, the
+                // kernel would use it as the source of the node's own packets to this address.
+                VipMode::Address if is_exact => VipMode::Route,
+                vip_mode => vip_mode,
+            },
             semantics: match mark_bits(flags, is_exact)? {
                 bits if is_exact => Semantics::Exact(bits),
                 _ => Semantics::Upstream,
@@ -96,20 +104,6 @@ impl Settings {
         let nets = self.service_cidrs.iter().copied();
         nets.filter(|net| IpFamily::of(net.addr()) == family)
             .collect()
-    }
-}
-
-fn is_exact(flags: &Flags) -> Result<bool, UnusableFlag> {
-    word("ipvs-semantics", &flags.ipvs_semantics, &SEMANTICS)
-}
-
-/// Parses `--ipvs-vip-mode`. Exact semantics replace its default, addresses, by ranges: if the node
-/// had the service address itself, the kernel would use it as the source of the node's own packets
-/// to this address.
-pub(super) fn vip_mode(flags: &Flags) -> Result<VipMode, UnusableFlag> {
-    match word("ipvs-vip-mode", &flags.ipvs_vip_mode, &VIP_MODES)? {
-        VipMode::Address if is_exact(flags)? => Ok(VipMode::Range),
-        vip_mode => Ok(vip_mode),
     }
 }
 

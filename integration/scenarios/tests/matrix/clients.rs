@@ -161,7 +161,7 @@ pub(crate) fn start(c: &mut Cluster, flags: &[&str]) -> Outcome {
         // The node's own packets to a Service need a route, from which the kernel also takes their
         // source address.
         c.sh("ip route replace default via 172.35.0.9; ip -6 route replace default via fd35::9")?;
-        return c.start(&[flags, &["--ipvs-service-cidrs=10.96.0.0/12,fd96::/112"]].concat());
+        return c.start(flags);
     }
     if Mode::of(c) != Mode::Ipvs {
         // nftables mode serves node ports only at the addresses of the Node object.

@@ -19,7 +19,6 @@ use source::{Api, ContentType, Lists, Settings};
 
 use super::*;
 use crate::config::options::ParsedOptions;
-use crate::config::options::object_source::SideKinds;
 use crate::config::options::process::Process;
 use crate::config::options::servers;
 use crate::config::question::{AnswerOptions, Output};
@@ -723,13 +722,6 @@ fn each_flag_sets_its_option() {
             &["--metrics-per-service=endpoints --metrics-service-series-max=7"],
             |o| (o.serve.services.detail, o.serve.services.most) == (Detail::Endpoints, 7),
         ),
-        (
-            &[
-                "--proxy-mode=ipvs --ipvs-vip-mode=range",
-                "--proxy-mode=ipvs --ipvs-semantics=exact",
-            ],
-            |o| SideKinds::of(&o.source) == SideKinds::ServiceCidrs,
-        ),
         (&["--ipvs-drain-timeout=5m"], |o| {
             o.modes.ipvs.drain_timeout == Some(Duration::from_mins(5))
         }),
@@ -740,19 +732,15 @@ fn each_flag_sets_its_option() {
         (&["--ipvs-semantics=exact"], |o| {
             let of = &o.modes.ipvs;
             of.semantics == Semantics::Exact(MarkBits::DEFAULT)
-                && of.vip_mode == VipMode::Range
+                && of.vip_mode == VipMode::Route
                 && of.shim == ShimChoice::Auto
         }),
         (&["--ipvs-answer-ping", "--ipvs-answer-ping=true"], |o| {
             o.modes.ipvs.answers_ping
         }),
-        (
-            &[
-                "--ipvs-vip-mode=route",
-                "--ipvs-vip-mode=route --ipvs-semantics=exact",
-            ],
-            |o| o.modes.ipvs.vip_mode == VipMode::Route,
-        ),
+        (&["--ipvs-vip-mode=route"], |o| {
+            o.modes.ipvs.vip_mode == VipMode::Route
+        }),
         (
             &["--ipvs-vip-mode=range --ipvs-service-cidrs=10.96.0.0/12,fd00:96::/112"],
             |o| o.modes.ipvs.vip_mode == VipMode::Range && o.modes.ipvs.service_cidrs.len() == 2,
