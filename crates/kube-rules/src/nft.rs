@@ -411,14 +411,14 @@ impl Line {
         }])
     }
 
-    /// Translates the destination to the address that the first register has. `port` is the
-    /// register of the new port, or `None` to keep the port.
-    fn translate_to_registers(self, port: Option<Register>) -> Self {
+    /// Translates the destination to the address and port in these registers. `None` keeps the
+    /// address or the port.
+    fn translate_to_registers(self, address: Option<Register>, port: Option<Register>) -> Self {
         let family = self.family.into();
         self.push([Expression::Nat {
             kind: NatKind::Destination,
             family,
-            address: Some(Register::FIRST),
+            address,
             port,
             flags: 0,
         }])
@@ -428,13 +428,17 @@ impl Line {
     fn translate_to_found(self, map: SetRef) -> Self {
         let port = after(self.address_len());
         self.look_up(map, LookupFor::Value(Register::FIRST))
-            .translate_to_registers(Some(port))
+            .translate_to_registers(Some(Register::FIRST), Some(port))
     }
 
-    /// Translates the destination to its current address: `dnat to ip daddr`. The packet does not
-    /// change, but no later nat chain can translate it.
-    pub fn keep_destination(self) -> Self {
-        self.load(&[DESTINATION], 0).translate_to_registers(None)
+    /// Translates the destination of a protocol's packets to its current port: `meta l4proto tcp
+    /// dnat to :tcp dport`. The packet does not change, but no later nat chain can translate it. A
+    /// translation to the current address would be slower: the kernel then searches for a flow with
+    /// the same addresses and ports (`get_unique_tuple` in `nf_nat_core.c`).
+    pub fn keep_destination(self, protocol: Protocol) -> Self {
+        self.protocol(protocol)
+            .load(&[Field::Port], 0)
+            .translate_to_registers(None, Some(Register::FIRST))
     }
 
     /// Translates the destination to a fixed address and port: `dnat to ADDRESS:PORT`.
@@ -451,7 +455,7 @@ impl Line {
                 data: Bytes::from_slice(&to.port().to_be_bytes()),
             },
         ])
-        .translate_to_registers(Some(port))
+        .translate_to_registers(Some(Register::FIRST), Some(port))
     }
 
     /// Translates the destination to the address and port that a map has for the packet's key:

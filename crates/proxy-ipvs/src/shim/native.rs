@@ -41,6 +41,7 @@ use crate::native::{Content, FORBIDDEN, HeldChain, definition, prefix_set};
 use crate::ranges::Ranges;
 use crate::sets::Set;
 
+const KEEP_DESTINATION: &str = "KUBE-KEEP-DESTINATION";
 const LOAD_BALANCER: &str = "KUBE-LOAD-BALANCER";
 const NODE_PORT: &str = "KUBE-NODE-PORT";
 const SOURCE_RANGES: &str = "KUBE-SOURCE-RANGES-FIREWALL";
@@ -60,6 +61,14 @@ const BEHIND_IPVS: i32 = 101;
 const JUST_BEFORE_IPVS: i32 = 97;
 /// Priority before IPVS at hook output (-99), equal to `NF_IP_PRI_MANGLE`.
 const BEFORE_IPVS: i32 = -150;
+
+/// Sets of the ports that Services expose at their addresses.
+const EXPOSED: [Set; 4] = [
+    Set::ClusterIp,
+    Set::LoadBalancer,
+    Set::ExternalIp,
+    Set::ExternalIpLocal,
+];
 
 /// Hook of a nat chain for packets to service addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,6 +121,7 @@ impl Shim {
                     BEFORE_IPVS,
                     self.filter_output(config),
                 ),
+                chain(KEEP_DESTINATION, self.keep_destination()),
                 chain(LOAD_BALANCER, self.native_load_balancers(config)),
                 chain(NODE_PORT, self.native_node_ports(config)),
                 chain(SOURCE_RANGES, self.native_source_ranges(prefixes)),
@@ -151,11 +161,11 @@ impl Shim {
     /// and exempt them from other programs' nat rules.
     fn nat(&self, way: NatHook, config: &Config) -> Vec<Rule> {
         let mark = || set_mark(config.masquerade_mark);
-        let keep = || keep_destination(self.family);
+        let keep = || verdict(Verdict::Goto(KEEP_DESTINATION.into()));
         let mut rules = Vec::new();
         if self.has(Set::ClusterIp) {
             rules.extend(self.mark_cluster_ips(way, config));
-            let why = "IPVS has it: no DNAT rule of others may";
+            let why = Set::ClusterIp.comment();
             rules.push(rule([self.packet_to(Set::ClusterIp), keep()], why));
         }
         // With `--ipvs-semantics=exact`, the node may use all endpoints under any traffic policy,
@@ -242,10 +252,22 @@ impl Shim {
                 "for masquerade purpose, unless externalTrafficPolicy=local",
             ),
             rule(
-                [keep_destination(self.family)],
-                "IPVS has it: no DNAT rule of others may",
+                [verdict(Verdict::Goto(KEEP_DESTINATION.into()))],
+                Set::LoadBalancer.comment(),
             ),
         ]
+    }
+
+    /// Returns the rules that exempt packets to service addresses from other programs' nat rules.
+    fn keep_destination(&self) -> Vec<Rule> {
+        if !EXPOSED.iter().any(|set| self.has(*set)) {
+            return Vec::new();
+        }
+        let why = "IPVS has it: no DNAT rule of others may";
+        let keep = |protocol| rule([keep_destination(self.family, protocol)], why);
+        [Protocol::Tcp, Protocol::Udp, Protocol::Sctp]
+            .map(keep)
+            .into()
     }
 
     /// Returns the rules for NodePorts. The cheapest condition of a rule comes first (look-up of
@@ -364,13 +386,7 @@ impl Shim {
         if !self.has(Set::IpvsIps) && self.ranges.nets.is_empty() {
             return Vec::new();
         }
-        let exposed = [
-            Set::ClusterIp,
-            Set::LoadBalancer,
-            Set::ExternalIp,
-            Set::ExternalIpLocal,
-        ];
-        let exposed = exposed.into_iter().filter(|set| self.has(*set));
+        let exposed = EXPOSED.into_iter().filter(|set| self.has(*set));
         let mut rules: Vec<Rule> = exposed
             .map(|set| {
                 rule(

@@ -128,9 +128,10 @@ pub(super) fn masquerade(port: SourcePort) -> Clause {
     any(|line| line.masquerade(port))
 }
 
-/// Translates a destination to itself, so that no later rule translates it: `dnat to ip daddr`.
-pub(super) fn keep_destination(family: IpFamily) -> Clause {
-    clause(family, Line::keep_destination)
+/// Translates a destination to itself, so that no later rule translates it: `meta l4proto tcp dnat
+/// to :tcp dport`.
+pub(super) fn keep_destination(family: IpFamily, protocol: Protocol) -> Clause {
+    clause(family, |line| line.keep_destination(protocol))
 }
 
 /// Rejects packets with ICMP port unreachable: `reject`.

@@ -93,14 +93,17 @@ fn the_nftables_shim_has_few_rules_for_a_cluster_ip() {
         [
             format!("KUBE-IPVS-FILTER: {to} @KUBE-CLUSTER-IP return"),
             "KUBE-IPVS-FILTER: reject".to_owned(),
+            "KUBE-KEEP-DESTINATION: meta l4proto sctp dnat to :sctp dport".to_owned(),
+            "KUBE-KEEP-DESTINATION: meta l4proto tcp dnat to :tcp dport".to_owned(),
+            "KUBE-KEEP-DESTINATION: meta l4proto udp dnat to :udp dport".to_owned(),
             "filter-input-behind-ipvs: ct state new ip daddr @KUBE-IPVS-IPS goto KUBE-IPVS-FILTER"
                 .to_owned(),
-            format!("nat-output: {to} @KUBE-CLUSTER-IP dnat to ip daddr"),
+            format!("nat-output: {to} @KUBE-CLUSTER-IP goto KUBE-KEEP-DESTINATION"),
             "nat-output: ip saddr . meta l4proto . th dport @KUBE-CLUSTER-IP meta mark set meta mark | 0x00004000".to_owned(),
             "nat-output: ip saddr 127.0.0.0/8 return".to_owned(),
             "nat-postrouting: ip daddr . meta l4proto . th dport . ip saddr @KUBE-LOOP-BACK masquerade".to_owned(),
             "nat-postrouting: meta mark & 0x00004000 == 0x00004000 meta mark set meta mark ^ 0x00004000 masquerade fully-random".to_owned(),
-            format!("nat-prerouting: {to} @KUBE-CLUSTER-IP dnat to ip daddr"),
+            format!("nat-prerouting: {to} @KUBE-CLUSTER-IP goto KUBE-KEEP-DESTINATION"),
         ]
     );
 }
