@@ -449,7 +449,7 @@ fn waits_for_marks(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) 
 }
 
 /// Returns true until the nftables table of a former shim is removed. Its nat chains run before
-/// the shim's, and may exempt packets from masquerading.
+/// the shim's, and may exempt packets from masquerading. It may also mark packets.
 fn removes_former_table(tables: &Tables, of: &Situation<'_>) -> bool {
     let place = LeftoverPlace::OwnTable;
     of.claims.may_delete
@@ -467,7 +467,8 @@ pub(super) fn waits_for_rules(tables: &Tables, key: &VirtualServerKey, of: &Situ
         return false;
     }
     let Some(at) = key.address() else {
-        return false;
+        // The former table's marks may lead to it already, past rules that reject the packets.
+        return removes_former_table(tables, of);
     };
     let by_address = Member::from(at);
     let wants = |set: Set, member: Member| tables.members(set).wanted(&member).is_some();
