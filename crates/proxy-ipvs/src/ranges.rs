@@ -107,6 +107,11 @@ impl fmt::Display for SkippedRange {
     }
 }
 
+/// Returns true if a network has a single address.
+fn is_host(net: &IpNet) -> bool {
+    net.prefix_len() == net.max_prefix_len()
+}
+
 impl Ranges {
     /// Returns the ranges of the ServiceCIDRs `nets`, with exceptions from `others`, and the
     /// ServiceCIDRs that get no range.
@@ -124,7 +129,9 @@ impl Ranges {
                 SHORTEST.1
             };
             let mut owners = others.of_interfaces.iter();
-            if net.prefix_len() < shortest {
+            if is_host(&net) {
+                // Its address gets a route of its own, which is the same route.
+            } else if net.prefix_len() < shortest {
                 skip(net, Reason::Short);
             } else if let Some(owner) = owners.find(|other| other.contains(&net)) {
                 skip(net, Reason::Within(*owner));
@@ -137,7 +144,14 @@ impl Ranges {
             nets.any(|net| net.contains(*other) && net != *other)
         };
         let all = others.of_interfaces.iter().chain(&others.routed);
-        let except: Vec<IpNet> = all.filter(is_within).copied().collect();
+        let except = all.filter(is_within).map(|net| {
+            // The route beside an excepted address would be a route to one address too, like those
+            // of service addresses outside the ranges. So it is left out, and a service address
+            // there gets its own route.
+            let pair = net.supernet().filter(|_| is_host(net));
+            pair.unwrap_or(*net)
+        });
+        let except: Vec<IpNet> = except.collect();
         let except: BTreeSet<IpNet> = IpNet::aggregate(&except).into_iter().collect();
         let ranges = Self { nets: free, except };
         if ranges.except.len() > MOST_ROUTES || ranges.routes().len() > MOST_ROUTES {
@@ -156,7 +170,7 @@ impl Ranges {
     }
 
     /// Returns the destinations of the local routes, which together cover the networks without the
-    /// exceptions.
+    /// exceptions. None is a single address.
     pub fn routes(&self) -> Vec<IpNet> {
         let mut routes = Vec::new();
         let mut left: Vec<IpNet> = self.nets.iter().copied().collect();
@@ -220,9 +234,22 @@ mod tests {
         ];
         assert_eq!(routes(&["10.96.0.0/12"], &["10.100.0.0/16"]), around);
         let one = ranges(&["fd96::/112"], &["fd96::7/128"]);
-        assert_eq!(one.routes().len(), 16);
-        assert!(one.contains(&"fd96::6".parse().unwrap()));
-        assert!(!one.contains(&"fd96::7".parse().unwrap()));
+        assert_eq!(one.routes().len(), 15);
+        assert!(one.contains(&"fd96::5".parse().unwrap()));
+        for beside in ["fd96::6", "fd96::7"] {
+            assert!(!one.contains(&beside.parse().unwrap()));
+        }
+    }
+
+    #[test]
+    fn a_service_range_never_needs_a_route_to_a_single_address() {
+        let one = ["10.96.0.10/32"];
+        for nets in [&["10.96.0.0/12"][..], &["10.96.0.10/31"], &one] {
+            let (ranges, skipped) = both(nets, &networks(&one, &one));
+            assert_eq!(skipped.len(), 0, "{nets:?}");
+            assert!(ranges.routes().iter().all(|net| !is_host(net)));
+            assert!(!ranges.contains(&"10.96.0.11".parse().unwrap()));
+        }
     }
 
     #[test]
