@@ -228,13 +228,20 @@ impl World {
         }
     }
 
-    /// Returns the response of `/api/v1/explain`. Every Service has the same three paths.
+    /// Returns the response of `/api/v1/explain`. Every Service has the same three paths. Another
+    /// program redirects the first path of external clients.
     pub fn explain(&self, to: &str, from: &str) -> Explanation {
         let who = match from {
             "pod" => "pod 10.244.0.5 on this node",
             from => from,
         };
-        read(EXPLAIN, &[("{to}", to), ("{from}", from), ("{who}", who)])
+        let texts = [("{to}", to), ("{from}", from), ("{who}", who)];
+        let mut explanation: Explanation = read(EXPLAIN, &texts);
+        let mut walks = explanation.journeys.iter_mut().flat_map(|of| &mut of.walks);
+        if let Some(walk) = walks.next().filter(|_| from == "external") {
+            walk.unanswered = Some(format!("no endpoint of {to}: redirected by nat CNI-DN"));
+        }
+        explanation
     }
 }
 

@@ -160,6 +160,7 @@ fn a_packets_path_is_drawn_and_readable_as_a_list() -> Result<()> {
         "the address",
         "return location.hash.includes('from=external')",
     )?;
+    browser.sees("another program redirects the packets: no endpoint of team-0/web-00000")?;
     has_no_complaints(&browser)
 }
 

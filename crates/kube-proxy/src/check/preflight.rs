@@ -12,6 +12,7 @@ mod modules;
 mod other_proxies;
 mod packet_filters;
 mod ports;
+mod redirects;
 mod routes;
 mod settings;
 
@@ -200,11 +201,11 @@ pub(super) fn look(
         let mut unread = Vec::new();
         let own = own_addresses(traces, &mut unread);
         let routes = all_routes(root, &mut unread);
-        let near = nearby(
-            model,
-            &NearbyNetworks::read(),
-            &own.keys().copied().collect::<Vec<_>>(),
-        );
+        let addresses: Vec<IpAddr> = own.keys().copied().collect();
+        if let Some(Ok(iptables)) = &chosen {
+            findings.extend(redirects::judge(iptables, model, &addresses));
+        }
+        let near = nearby(model, &NearbyNetworks::read(), &addresses);
         let mut judged = addresses::judge(model, &own, &routes, &near, mode.name());
         if !unread.is_empty() {
             judged.retain(|finding| finding.status != Status::Ok);

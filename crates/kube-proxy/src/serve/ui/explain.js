@@ -165,7 +165,13 @@ function end({ fate, endpoint, source, seenAs, unanswered, unsure, doubts }) {
   return h('li', { class: `end ${tone}` },
     h('p', null, state(tone, word), endpoint ? [' to ', h('code', null, endpoint)] : ` ${means}`),
     source ? h('p', { class: 'quiet' }, `source ${source}`, seenAs ? `; the endpoint sees ${seenAs}` : null) : null,
-    unanswered ? h('p', null, state('bad', 'the answer does not return'), `: ${unanswered}`) : null,
+    unanswered ? h('p', null, state('bad', failure(unanswered)), `: ${unanswered}`) : null,
     unsure ? h('p', null, state('warn', 'the answer may not return'), `: ${unsure}`) : null,
     doubts?.map((doubt) => h('p', { class: 'quiet' }, `assumed: ${doubt}`)));
+}
+
+/** Returns the headline of a path that arrives without a reply of the Service. */
+function failure(why) {
+  if (why.includes(': redirected by ')) return 'another program redirects the packets';
+  return why.startsWith('no endpoint of ') ? 'another owner has the address' : 'the answer does not return';
 }
