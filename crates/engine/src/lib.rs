@@ -501,8 +501,9 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
     }
 
     fn node_ports(&self) -> Option<&NodePorts> {
-        let has_addresses = self.state.node.has_addresses;
-        has_addresses.then_some(&self.state.serving)
+        // Before the first update, the mode has not selected them yet.
+        let is_selected = self.state.node.has_addresses && self.state.has_claims;
+        is_selected.then_some(&self.state.serving)
     }
 
     fn node_addresses(&self) -> Option<&BTreeSet<IpAddr>> {

@@ -163,6 +163,16 @@ fn an_unreadable_kernel_is_reported_and_read_again() {
 }
 
 #[test]
+fn node_ports_are_unknown_before_the_first_update() {
+    let mut world = World::new().listed();
+    world.settle();
+    assert!(world.mode.node_addresses().is_some());
+    assert!(world.mode.node_ports().is_none());
+    world.sync();
+    assert!(world.mode.node_ports().is_some());
+}
+
+#[test]
 fn the_older_of_two_services_gets_the_entry_that_both_claim() {
     let mut world = World::new().listed();
     world.service("younger", 2, "10.96.0.1");
