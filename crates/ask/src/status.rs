@@ -6,7 +6,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use clap::Args;
-use view::{Family, Feature, OFF, Status, SyncState};
+use view::{Family, Feature, OFF, RejectedEntry, Status, SyncState};
 
 use super::leftovers::Leftovers;
 use super::table::{Cell, TextTable, Tone, age, coloured, shown};
@@ -123,7 +123,7 @@ fn without_times(status: &Status) -> Status {
         family.updated_seconds_ago = family.updated_seconds_ago.map(|_| 0.0);
         family.stuck_seconds = family.stuck_seconds.map(|_| 0.0);
     }
-    for error in &mut status.errors {
+    for error in status.errors.iter_mut().chain(&mut status.warnings) {
         error.seconds = 0.0;
     }
     for drain in &mut status.draining {
@@ -179,11 +179,7 @@ fn render(status: &Status, is_wide: bool, has_colours: bool) -> String {
     let (errors, count) = errors(status);
     section("Errors", &errors, count);
     let (warnings, count) = warnings(status);
-    section(
-        "Warnings: served, although others need the address",
-        &warnings,
-        count,
-    );
+    section("Warnings", &warnings, count);
     let (conflicts, count) = conflicts(status);
     section("Conflicts: addresses of two Services", &conflicts, count);
     let (drains, count) = drains(status);
@@ -285,17 +281,12 @@ fn errors(status: &Status) -> (TextTable, usize) {
     let mut table = TextTable::default();
     for error in &status.errors {
         let of = error.service.as_deref().unwrap_or("-");
-        let since = if error.seconds > 0.0 {
-            format!("for {}", age(error.seconds))
-        } else {
-            String::new()
-        };
         table.row([
             error.family.as_str().into(),
             of.into(),
             Cell::of(format!("cannot {}", error.object), Tone::Bad),
             error.reason.as_str().into(),
-            since.into(),
+            since(error).into(),
         ]);
     }
     for part in &status.unreadable {
@@ -309,6 +300,15 @@ fn errors(status: &Status) -> (TextTable, usize) {
     (table, status.errors.len() + status.unreadable.len())
 }
 
+/// Returns the time for which an error has lasted, or an empty text if it is unknown.
+fn since(error: &RejectedEntry) -> String {
+    if error.seconds > 0.0 {
+        format!("for {}", age(error.seconds))
+    } else {
+        String::new()
+    }
+}
+
 fn warnings(status: &Status) -> (TextTable, usize) {
     let mut table = TextTable::default();
     for warning in &status.warnings {
@@ -317,7 +317,7 @@ fn warnings(status: &Status) -> (TextTable, usize) {
             warning.service.as_deref().unwrap_or("-").into(),
             Cell::of(warning.object.replacen("serve", "serves", 1), Tone::Odd),
             warning.reason.as_str().into(),
-            format!("for {}", age(warning.seconds)).into(),
+            since(warning).into(),
         ]);
     }
     (table, status.warnings.len())

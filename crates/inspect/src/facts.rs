@@ -23,6 +23,8 @@ pub struct Facts {
     /// Addresses of Services that the daemon serves with side effects, each with the time at which
     /// it found them.
     pub served_contested: Vec<(Contested, Instant)>,
+    /// Settings that do not fit the cluster or this node, each with its flag as the object.
+    pub unfit_settings: Vec<Failure>,
     /// Number of Services that the daemon serves.
     pub services: usize,
     /// Number of EndpointSlices that belong to the Services in `services`.

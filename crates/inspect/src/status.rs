@@ -145,12 +145,13 @@ fn add(status: &mut Status, facts: Facts, updated: &BTreeMap<IpFamily, Instant>)
     };
     status.errors.extend(facts.refused.iter().map(entry));
     status.errors.truncate(LISTED);
-    status.warnings = facts
-        .served_contested
-        .iter()
-        .take(LISTED)
-        .map(entry)
-        .collect();
+    let unfit = facts.unfit_settings.into_iter().map(|one| RejectedEntry {
+        object: one.object,
+        reason: one.reason,
+        ..RejectedEntry::default()
+    });
+    let served = facts.served_contested.iter().map(entry);
+    status.warnings = unfit.chain(served).take(LISTED).collect();
     status.conflicts.truncate(LISTED);
     status.draining.truncate(LISTED);
 }

@@ -40,7 +40,7 @@ use crate::health::Health;
 use crate::health::health_check::{Answering, HealthChecks};
 use crate::metrics::Metrics;
 use crate::metrics::local_endpoints::NoLocalEndpoints;
-use crate::node::one_family;
+use crate::node::one_family::{self, SettingWarning};
 use delays::Delays;
 
 /// Maximum number of pending changes whose latency is measured.
@@ -370,18 +370,10 @@ impl Family {
             && self.node_ports.as_ref() != Some(node_ports)
         {
             self.metrics.note_node_ports(family, node_ports);
-            let is_nowhere = node_ports.addresses.is_empty() && !node_ports.on_localhost;
-            if is_nowhere
-                && self.health_checks.is_selective()
-                && one_family::families_of(model).contains(&family)
-            {
-                warn!(
-                    "--nodeport-addresses matches no {family} address of this node: NodePorts and \
-                     health-check node ports are served nowhere in {family}; correct the flag, or \
-                     with `primary` the addresses of the Node"
-                );
-            }
             self.node_ports = Some(node_ports.clone());
+            if let Some(warning) = self.unmatched_node_ports(model) {
+                warn!("{}", warning.message);
+            }
         }
         self.stale_flows
             .compare(model, report, self.node_ports.as_ref());
@@ -389,6 +381,24 @@ impl Family {
         self.health_checks
             .update(model, &report.settled, addresses)
             .await;
+    }
+
+    /// Returns a warning if no address of this node matches `--nodeport-addresses`.
+    pub(crate) fn unmatched_node_ports(&self, model: &Model) -> Option<SettingWarning> {
+        let family = self.family();
+        let at = self.node_ports.as_ref()?;
+        let is_nowhere = at.addresses.is_empty() && !at.on_localhost;
+        let is_unmatched = is_nowhere
+            && self.health_checks.is_selective()
+            && one_family::families_of(model).contains(&family);
+        is_unmatched.then(|| SettingWarning {
+            flag: "--nodeport-addresses",
+            message: format!(
+                "--nodeport-addresses matches no {family} address of this node: NodePorts and \
+                 health-check node ports are served nowhere in {family}; correct the flag, or \
+                 with `primary` the addresses of the Node"
+            ),
+        })
     }
 
     /// Records delays that the mode cannot observe: changes that no IP family has received, and

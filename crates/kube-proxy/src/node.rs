@@ -6,3 +6,4 @@ pub(crate) mod external_addresses;
 pub(crate) mod kernel_settings;
 pub(crate) mod missing_objects;
 pub(crate) mod one_family;
+pub(crate) mod unfit_settings;

@@ -29,8 +29,8 @@ pub struct Status {
     /// Entries that the kernel refused at the last attempt, and parts of Services that the proxy
     /// rejects. At most 100.
     pub errors: Vec<RejectedEntry>,
-    /// Addresses of Services that the proxy serves with side effects, such as the address of the
-    /// default gateway. At most 100.
+    /// Settings that do not fit the cluster or this node, and addresses of Services that the proxy
+    /// serves with side effects, such as the address of the default gateway. At most 100.
     #[serde(default)]
     pub warnings: Vec<RejectedEntry>,
     /// Parts of the kernel's state, and manifests, that cannot be read.

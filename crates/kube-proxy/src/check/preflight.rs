@@ -39,7 +39,7 @@ use super::foresee::StartForecast;
 use super::names::Names;
 use crate::config::options::Options;
 use crate::node::external_addresses::{NearbyNetworks, nearby};
-use crate::node::{kernel_settings, one_family};
+use crate::node::{kernel_settings, one_family, unfit_settings};
 
 /// Root directory of `/proc`, `/sys` and `/lib/modules`.
 const ROOT: &str = "/";
@@ -220,6 +220,8 @@ pub(super) fn look(
                 .map(|one| Finding::warn("families", one.message)),
         );
     }
+    let absent = unfit_settings::absent_bridge(&options.modes.shared.detect_local);
+    findings.extend(absent.map(|one| Finding::warn("bridge", one.message)));
     if let Some(hint) = one_family::hint(&options.modes) {
         findings.push(Finding::ok("node ports", hint));
     }

@@ -12,10 +12,10 @@ use tracing::warn;
 use modes::detect_local::DetectLocal;
 use modes::settings::Settings;
 
-/// Finding: a setting has no value for one IP family.
+/// Warning about a setting that does not fit the cluster or this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct OneFamily {
-    /// Flag that lacks a value for one IP family.
+pub(crate) struct SettingWarning {
+    /// Flag that sets the unfit value.
     pub(crate) flag: &'static str,
     pub(crate) message: String,
 }
@@ -25,7 +25,7 @@ pub(crate) struct OneFamily {
 pub(crate) struct Watch {
     in_use: [bool; IpFamily::ALL.len()],
     /// Warnings already logged for the current settings.
-    told: Vec<OneFamily>,
+    told: Vec<SettingWarning>,
 }
 
 impl Watch {
@@ -51,6 +51,11 @@ impl Watch {
             warn!("{}", one.message);
         }
         self.told = found;
+    }
+
+    /// Returns the warnings that hold now.
+    pub(crate) fn found(&self) -> &[SettingWarning] {
+        &self.told
     }
 }
 
@@ -81,7 +86,11 @@ fn has(node: &Node, family: IpFamily) -> bool {
 
 /// Returns the settings that have no usable value for at least one of the IP families in `used`.
 /// Loopback addresses are not usable.
-pub(crate) fn judge(settings: &Settings, node: Option<&Node>, used: &[IpFamily]) -> Vec<OneFamily> {
+pub(crate) fn judge(
+    settings: &Settings,
+    node: Option<&Node>,
+    used: &[IpFamily],
+) -> Vec<SettingWarning> {
     let mut found = Vec::new();
     for family in used {
         found.extend(detection(&settings.shared.detect_local, node, *family));
@@ -90,8 +99,13 @@ pub(crate) fn judge(settings: &Settings, node: Option<&Node>, used: &[IpFamily])
     found
 }
 
-/// Returns the flag that detects local traffic, if all its values belong to the other IP family.
-fn detection(detection: &DetectLocal, node: Option<&Node>, family: IpFamily) -> Option<OneFamily> {
+/// Returns a warning if the flag that detects local traffic has values of the other IP family only,
+/// or if the Node has no pod network of `family`.
+fn detection(
+    detection: &DetectLocal,
+    node: Option<&Node>,
+    family: IpFamily,
+) -> Option<SettingWarning> {
     let lacks = |nets: &[IpNet]| !nets.is_empty() && !nets.iter().any(|net| is_of(net, family));
     let (flag, what, next) = match detection {
         DetectLocal::ClusterCidr(nets) if lacks(nets) => (
@@ -100,20 +114,23 @@ fn detection(detection: &DetectLocal, node: Option<&Node>, family: IpFamily) -> 
             format!("add the {family} network of pods to it"),
         ),
         DetectLocal::NodeCidr => {
-            let node = node.filter(|node| lacks(&node.pod_cidrs))?;
-            let name = &node.name;
+            let lack = match node {
+                Some(node) if node.pod_cidrs.iter().any(|net| is_of(net, family)) => return None,
+                Some(node) => format!(
+                    "spec.podCIDRs of Node {} has no {family} network",
+                    node.name
+                ),
+                None => "this node has no Node object, which would name its networks".to_owned(),
+            };
             (
                 "--detect-local-mode",
-                format!(
-                    "spec.podCIDRs of Node {name} has no {family} network (--detect-local-mode=NodeCIDR)"
-                ),
-                "choose another --detect-local-mode, or give nodes networks of both families"
-                    .to_owned(),
+                format!("{lack} (--detect-local-mode=NodeCIDR)"),
+                format!("choose another --detect-local-mode, or give nodes {family} networks"),
             )
         }
         _ => return None,
     };
-    Some(OneFamily {
+    Some(SettingWarning {
         flag,
         message: format!(
             "{what}, and this cluster uses {family}: {family} packets of this node's pods are taken for packets from \
@@ -124,7 +141,7 @@ fn detection(detection: &DetectLocal, node: Option<&Node>, family: IpFamily) -> 
 
 /// Returns a problem if `--nodeport-addresses` has no network of this IP family, or only loopback
 /// networks of it.
-fn node_ports(settings: &Settings, family: IpFamily) -> Option<OneFamily> {
+fn node_ports(settings: &Settings, family: IpFamily) -> Option<SettingWarning> {
     const FLAG: &str = "--nodeport-addresses";
     let addresses = &settings.shared.node_port_addresses;
     let message = match addresses.of(family) {
@@ -163,7 +180,7 @@ fn node_ports(settings: &Settings, family: IpFamily) -> Option<OneFamily> {
         }
         _ => return None,
     };
-    Some(OneFamily {
+    Some(SettingWarning {
         flag: FLAG,
         message,
     })

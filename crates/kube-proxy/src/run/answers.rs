@@ -6,10 +6,12 @@ use inspect::{
     ENDPOINTS_A_TURN, Facts, NAMES_A_TURN, Names, NodeContext, Question, SERVICES_A_TURN,
     ServiceCopy, TROUBLES, claimants, own_node, owners,
 };
-use proxy::{IpFamily, Model, NamespacedName, NodeFacts};
+use proxy::{Failure, IpFamily, Model, NamespacedName, NodeFacts};
 
 use super::daemon::Daemon;
 use crate::family::Family;
+use crate::node::one_family::SettingWarning;
+use crate::node::unfit_settings;
 
 /// Maximum number of failures in a reply about an IP family. Conflicts and drains have the same
 /// limit.
@@ -57,6 +59,22 @@ impl Daemon {
         }
     }
 
+    /// Returns the warnings about settings that do not fit the cluster or this node now.
+    fn unfit_settings(&self) -> Vec<Failure> {
+        let detection = &self.options.modes.shared.detect_local;
+        let absent = unfit_settings::absent_bridge(detection);
+        let families = self.families.iter();
+        let unmatched = families.filter_map(|of| of.unmatched_node_ports(&self.model));
+        let found = self.one_family.found().iter().cloned();
+        let found = found.chain(unmatched).chain(absent);
+        let failure = |one: SettingWarning| Failure {
+            object: one.flag.to_owned(),
+            owner: None,
+            reason: one.message,
+        };
+        found.map(failure).collect()
+    }
+
     fn facts(&self, now: Instant) -> Facts {
         let model = &self.model;
         let families = self.families.iter();
@@ -74,6 +92,7 @@ impl Daemon {
                 let served = served.map(|(one, since)| (one.clone(), since));
                 served.take(TOLD_MAX).collect()
             },
+            unfit_settings: self.unfit_settings(),
             services: model.service_count(),
             slices: model.slice_count(),
             is_complete: model.is_complete(),

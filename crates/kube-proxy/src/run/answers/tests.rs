@@ -109,6 +109,31 @@ async fn the_status_api_reports_the_state_of_the_main_loop() {
     assert_eq!(status["errors"], serde_json::json!([]));
 }
 
+#[tokio::test]
+async fn settings_that_do_not_fit_the_node_are_warnings_in_the_status() {
+    let (mut daemon, inspect) = daemon(1, 0);
+    let warned = async |daemon: &mut Daemon, flags: &[&str]| {
+        daemon.options = options(flags);
+        let (settings, model) = (&daemon.options.modes, &daemon.model);
+        daemon.one_family.look(settings, model, model.changes());
+        let asked = serve(daemon, get(&inspect, "/api/v1/status"));
+        let ((_, mut status), ..) = asked.await;
+        status["warnings"].take()
+    };
+    assert_eq!(warned(&mut daemon, &[]).await, serde_json::json!([]));
+    let bridge = [
+        "--detect-local-mode=BridgeInterface",
+        "--pod-bridge-interface=absent0",
+    ];
+    let warnings = warned(&mut daemon, &bridge).await;
+    assert_eq!(warnings[0]["object"], "--pod-bridge-interface");
+    let node = proxy::Node::default();
+    daemon.model.apply(Event::NodeApplied(node));
+    let warnings = warned(&mut daemon, &["--detect-local-mode=NodeCIDR"]).await;
+    let reason = warnings[0]["reason"].as_str().unwrap();
+    assert!(reason.contains("has no IPv4 network"), "{warnings}");
+}
+
 /// Requests the status, and returns its first IP family.
 async fn first_family(daemon: &mut Daemon, inspect: &Arc<Inspect>) -> Value {
     let asked = serve(daemon, get(inspect, "/api/v1/status"));

@@ -26,7 +26,7 @@ export function draw(main, _place, { answer }) {
     !answer.ready && notes(answer.notes),
     section('IP families', families(answer.families)),
     section('Refused by the kernel', entries('Entries that the kernel refused at the last attempt', answer.errors)),
-    section('Served, although others need the address', entries('Addresses that are served with a side effect', answer.warnings)),
+    section('Warnings', entries('Settings that do not fit this node, and addresses that are served with a side effect', answer.warnings)),
     section('Cannot be read', unreadable(answer.unreadable)),
     section('Addresses claimed by two Services', conflicts(answer.conflicts)),
     section('Near a limit', limits(answer.limits.filter((limit) => limit.near))),
@@ -113,7 +113,7 @@ function entries(caption, all) {
   ];
   return table(caption, columns, all.map((entry) => ({
     tone: 'warn',
-    cells: [entry.family, h('code', null, entry.object), service(entry.service), entry.reason, `${duration(entry.seconds)} ago`],
+    cells: [entry.family, h('code', null, entry.object), service(entry.service), entry.reason, entry.seconds > 0 ? `${duration(entry.seconds)} ago` : ''],
   })));
 }
 
