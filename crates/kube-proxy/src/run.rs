@@ -30,15 +30,16 @@ use modes::node_ports;
 use modes::open::{open, prepare, primary, used};
 use proxy::Model;
 use tokio::sync::{mpsc, oneshot};
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::config::command_line;
 use crate::config::options::Options;
+use crate::config::options::object_source::OwnNode;
 use crate::events::{Event, Recorder};
 use crate::metrics::rest_client::CountRequests;
 use crate::node::addresses::AddressChanges;
 use crate::node::kernel_settings::{Step, settle};
-use crate::node::one_family;
+use crate::node::{one_family, unfit_settings};
 use crate::process::capabilities::may_administer_network;
 use crate::run::first_lists::gather;
 use api_server::Clearing;
@@ -151,6 +152,12 @@ async fn live(
     observed.status.note_node(&model);
     if let Some(hint) = one_family::hint(&options.modes) {
         info!("{hint}");
+    }
+    // With an API server, the start has already reported a missing Node.
+    if OwnNode::of(&options.source) == OwnNode::Optional
+        && let Some(warning) = unfit_settings::unknown_name(&options, &model)
+    {
+        warn!("{}", warning.message);
     }
     recorder.record(Event::starting(&node, options.modes.chosen.name()));
     if let Some(note) = &options.said.no_mode {

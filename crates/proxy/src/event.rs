@@ -72,7 +72,8 @@ pub enum Event {
     SliceApplied(EndpointSlice),
     /// An EndpointSlice was deleted, or has become one that this proxy does not serve.
     SliceDeleted(NamespacedName),
-    /// The Node object of this node was added or changed.
+    /// The Node object of this node was added or changed. A Node of another name shows only that
+    /// the source knows Nodes.
     NodeApplied(Node),
     /// The Node object of this node was deleted.
     NodeDeleted(Arc<str>),

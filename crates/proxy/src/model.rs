@@ -19,7 +19,7 @@ use crate::object::{EndpointSlice, Node, Placement, Service, ServiceCidr};
 use crate::owner::Rank;
 use crate::service_cidrs::ServiceCidrs;
 use list::ListProgress;
-use shared::{Shared, is_just_elsewhere, seen};
+use shared::{NodeNames, Shared, is_just_elsewhere, seen};
 
 /// All Services, all EndpointSlices, and the Node object of this node. An update costs O(event).
 /// Reading the changes costs O(changed Services).
@@ -43,6 +43,7 @@ pub struct Model {
     /// while its existence is unknown.
     has_node: Option<bool>,
     is_node_named: bool,
+    node_names: NodeNames,
     service_cidrs: ServiceCidrs,
     service_list: ListProgress,
     slice_list: ListProgress,
@@ -133,6 +134,16 @@ impl Model {
             Event::ServiceDeleted(name) => self.delete_service(&name),
             Event::SliceApplied(slice) => self.apply_slice(slice),
             Event::SliceDeleted(name) => self.delete_slice(&name),
+            Event::NodeApplied(node)
+                if self
+                    .own_node
+                    .as_ref()
+                    .is_some_and(|own| **own != *node.name) =>
+            {
+                self.node_names
+                    .other
+                    .get_or_insert_with(|| (&*node.name).into());
+            }
             Event::NodeApplied(node) => {
                 self.has_node = Some(true);
                 self.is_node_named = true;
@@ -346,11 +357,13 @@ impl Model {
     fn apply_slice(&mut self, mut slice: EndpointSlice) {
         self.slice_list.confirm(&slice.name);
         let own_node = self.own_node.as_deref();
+        let node_names = &mut self.node_names;
         // Collects the zones of the endpoints' nodes. The endpoints of an EndpointSlice may be on
         // many nodes, but these nodes are in few zones.
         let mut zones = SmallVec::<[Arc<Placement>; 8]>::new();
         slice.endpoints = slice.endpoints.with_placements(|placement| {
             let is_just_elsewhere = is_just_elsewhere(placement, own_node);
+            node_names.note(placement, own_node);
             let mut known = zones.iter().filter(|_| is_just_elsewhere);
             if let Some(known) = known.find(|known: &&Arc<Placement>| known.zone == placement.zone)
             {

@@ -212,6 +212,8 @@ pub(super) fn look(
             judged.push(unknown("addresses", &unread));
         }
         findings.extend(judged);
+        let unknown = unfit_settings::unknown_name(options, model);
+        findings.extend(unknown.map(|one| Finding::warn("node", one.message)));
         let used = one_family::families_of(model);
         let found = one_family::judge(&options.modes, model.node(), &used);
         findings.extend(

@@ -66,7 +66,8 @@ impl Daemon {
         let families = self.families.iter();
         let unmatched = families.filter_map(|of| of.unmatched_node_ports(&self.model));
         let found = self.one_family.found().iter().cloned();
-        let found = found.chain(unmatched).chain(absent);
+        let unknown = unfit_settings::unknown_name(&self.options, &self.model);
+        let found = found.chain(unmatched).chain(absent).chain(unknown);
         let failure = |one: SettingWarning| Failure {
             object: one.flag.to_owned(),
             owner: None,

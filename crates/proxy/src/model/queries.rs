@@ -224,6 +224,13 @@ impl Model {
         self.node.as_ref()
     }
 
+    /// Returns the name of another node if this node's own name is probably wrong: it has no Node
+    /// object, and no EndpointSlice has named it.
+    pub fn only_other_node(&self) -> Option<&str> {
+        let is_unknown = self.has_node == Some(false) && !self.node_names.has_own;
+        self.node_names.other.as_deref().filter(|_| is_unknown)
+    }
+
     /// Reports whether this node's Node object exists, or returns `None` if this is unknown. After
     /// the object's deletion, [`node`](Self::node) still returns its last state.
     pub fn has_node(&self) -> Option<bool> {

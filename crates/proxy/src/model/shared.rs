@@ -42,6 +42,29 @@ impl<T: Eq + Hash + ?Sized> Shared<T> {
     }
 }
 
+/// Node names that objects have mentioned.
+#[derive(Debug, Default)]
+pub(super) struct NodeNames {
+    /// True if an endpoint was on this node.
+    pub(super) has_own: bool,
+    /// First mentioned name of another node.
+    pub(super) other: Option<Box<str>>,
+}
+
+impl NodeNames {
+    /// Records the node of an endpoint.
+    pub(super) fn note(&mut self, placement: &Placement, own_node: Option<&str>) {
+        let Some(node) = placement.node.as_deref() else {
+            return;
+        };
+        if own_node == Some(node) {
+            self.has_own = true;
+        } else if self.other.is_none() {
+            self.other = Some(node.into());
+        }
+    }
+}
+
 /// Reports whether an endpoint is on another node and has no hints, like nearly all endpoints. Of
 /// such a placement, the model stores only the zone.
 pub(super) fn is_just_elsewhere(placement: &Placement, own_node: Option<&str>) -> bool {

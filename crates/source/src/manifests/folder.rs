@@ -33,7 +33,7 @@ const LARGEST: u64 = 1 << 30;
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
-    /// Name of this node. Node objects with other names are ignored.
+    /// Name of this node. Of Nodes with other names, only the existence of one is reported.
     node: Box<str>,
     files: BTreeMap<OsString, File>,
     claims: HashMap<Key, BTreeSet<OsString>>,
@@ -241,6 +241,10 @@ impl Folder {
                 }
             };
             if decoded.key.kind == Kind::Node && decoded.key.name.name() != &*self.node {
+                if matches!(decoded.content, Content::Proxied(_)) {
+                    let event = || decoded.content.into_event(decoded.key);
+                    look.other_node.get_or_insert_with(event);
+                }
                 continue;
             }
             let complaints = self.complaints.of(&decoded.key, &decoded.problems);
@@ -332,6 +336,7 @@ impl Folder {
         if self.progress == Progress::New {
             events.extend(Kind::ALL.map(Event::ListStarted));
         }
+        events.extend(look.other_node);
         let mut changed: Vec<(Key, Option<Content>)> = look.before.into_iter().collect();
         changed.sort_by_cached_key(|(key, _)| (decode::kind_name(key.kind), key.name.clone()));
         let is_told = |content: &Option<Content>| {
@@ -381,6 +386,8 @@ struct FolderRead {
     before: HashMap<Key, Option<Content>>,
     contested: Vec<Key>,
     warnings: Vec<String>,
+    /// Event about the first Node of another name, if there is one.
+    other_node: Option<Event>,
 }
 
 /// Returns the names of the manifests in a directory.

@@ -150,7 +150,9 @@ fn manifests_of_unrelated_kinds_and_other_nodes_are_ignored() {
     assert_eq!(
         listed(&seen.events),
         (
-            vec!["slice a 1".into(), "node node1".into(), "cidr more".into()],
+            ["node node2", "slice a 1", "node node1", "cidr more"]
+                .map(String::from)
+                .to_vec(),
             true
         )
     );

@@ -54,7 +54,6 @@ function headline(answer) {
   const source_notes = [
     !source.complete && 'The initial lists are not complete yet.',
     source.complete && !source.whole && 'An object could not be read, and the log names it. Nothing is removed until it can be read.',
-    source.nodeExists === false && 'This node has no Node object. Check --hostname-override: topology and node addresses are unknown.',
   ].filter(Boolean);
   return [h('h1', { 'data-key': 'title' }, sentence(answer)), h('div', { 'data-key': 'began' }, began, notes(source_notes))];
 }
