@@ -59,7 +59,7 @@ pub struct FamilyFacts {
     pub is_served: bool,
     /// Failures, conflicts and drift in the mode's reports.
     pub seen: FamilyProblems,
-    /// Health-check servers of Services that cannot listen, each with the time of the failure.
+    /// Failures of the health-check servers of Services, each with the time of the failure.
     pub health_checks: Vec<(Failure, Instant)>,
     /// Variant of the mode's entries, such as `layout flat`. `None` if the mode has only one
     /// variant.

@@ -490,13 +490,13 @@ impl Family {
     }
 
     /// Returns the family's progress and problems for the status, at most `most` of each kind.
-    pub(crate) fn told(&self, most: usize, now: Instant) -> FamilyFacts {
+    pub(crate) fn told(&self, model: &Model, most: usize, now: Instant) -> FamilyFacts {
         FamilyFacts {
             family: self.family(),
             standing: self.standing(),
             is_served: self.is_served,
             seen: self.reporter.seen(most, now),
-            health_checks: self.health_checks.failing(most).collect(),
+            health_checks: self.health_checks.failing(model, most, now),
             form: self.mode.form(),
             drains: self.mode.drains(most),
             node_ports: self.node_ports.clone(),
@@ -505,10 +505,17 @@ impl Family {
 
     /// Returns the data of this IP family that the display of Services needs, with at most `most`
     /// failures.
-    pub(crate) fn ground(&self, node: NodeFacts, most: usize, now: Instant) -> GroundOfFamily {
+    pub(crate) fn ground(
+        &self,
+        model: &Model,
+        node: NodeFacts,
+        most: usize,
+        now: Instant,
+    ) -> GroundOfFamily {
         let seen = self.reporter.seen(most, now);
         let failures = seen.failures.into_iter().map(|(failure, _)| failure);
-        let unbound = self.health_checks.failing(most).map(|(failure, _)| failure);
+        let unbound = self.health_checks.failing(model, most, now).into_iter();
+        let unbound = unbound.map(|(failure, _)| failure);
         GroundOfFamily {
             node,
             node_ports: self.node_ports.clone(),

@@ -249,7 +249,7 @@ async fn changes_not_yet_passed_to_the_mode_are_pending() {
     world.turn(3).await;
     let lag = "kubeproxy_lag_seconds{ip_family=\"IPv4\"}";
     let pending = "kubeproxy_pending_entries{ip_family=\"IPv4\"}";
-    let told = world.family.told(0, world.now);
+    let told = world.family.told(&world.model, 0, world.now);
     let before = |at: Instant, seconds| at.checked_sub(Duration::from_secs(seconds)).unwrap();
     let heard = before(world.now, 3);
     assert_eq!(told.standing.pending, 2);
@@ -261,13 +261,13 @@ async fn changes_not_yet_passed_to_the_mode_are_pending() {
     world
         .family
         .note_late(Some((1, earlier)), &world.model, world.now);
-    let told = world.family.told(0, world.now);
+    let told = world.family.told(&world.model, 0, world.now);
     assert_eq!(told.standing.pending, 3);
     assert_eq!(told.standing.pending_since, Some(earlier));
     world.family.note_late(None, &world.model, world.now);
     world.script.set_ready(true);
     world.turn(0).await;
-    let told = world.family.told(0, world.now);
+    let told = world.family.told(&world.model, 0, world.now);
     assert_eq!(told.standing.pending, 0);
     assert_eq!(told.standing.pending_since, None);
     assert_eq!((world.metric(pending), world.metric(lag)), (0, 0));
@@ -286,7 +286,11 @@ async fn removals_blocked_by_an_unreadable_object_count_as_late() {
     let since = |world: &mut World| {
         world.now += Duration::from_secs(1);
         world.family.note_late(None, &world.model, world.now);
-        world.family.told(0, world.now).standing.pending_since
+        world
+            .family
+            .told(&world.model, 0, world.now)
+            .standing
+            .pending_since
     };
     world.told(complete(false));
     world.turn(0).await;

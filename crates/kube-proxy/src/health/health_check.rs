@@ -180,20 +180,52 @@ impl HealthChecks {
     }
 
     /// Returns the servers that cannot listen, at most `most`, each with the time of the failure.
-    pub(crate) fn failing(&self, most: usize) -> impl Iterator<Item = (Failure, Instant)> {
-        let unbound = self.unbound.iter().take(most);
-        unbound.filter_map(|name| {
+    /// Adds the servers whose port is another Service's NodePort, with the time `now`.
+    pub(crate) fn failing(
+        &self,
+        model: &Model,
+        most: usize,
+        now: Instant,
+    ) -> Vec<(Failure, Instant)> {
+        let unbound = self.unbound.iter().filter_map(|name| {
             let failed = self.servers.get(name)?.failed.as_ref()?;
-            let failure = Failure {
-                object: format!("listen on {} for health checks", failed.at),
-                owner: Some(ServicePortName {
-                    service: name.clone(),
-                    port: "".into(),
-                    protocol: Protocol::Tcp,
-                }),
-                reason: failed.reason.clone(),
-            };
-            Some((failure, failed.since))
+            let object = format!("listen on {} for health checks", failed.at);
+            Some((
+                failure_of(name, object, failed.reason.clone()),
+                failed.since,
+            ))
+        });
+        let shadowed = self.shadowed(model).map(|(name, port, other)| {
+            let object = format!("answer health checks on node port {port}");
+            let reason = format!(
+                "it is a NodePort of Service {other}, whose endpoints get the load balancer's \
+                 requests; give one of the Services another port"
+            );
+            (failure_of(name, object, reason), now)
+        });
+        unbound.chain(shadowed).take(most).collect()
+    }
+
+    /// Returns the servers whose port is another Service's NodePort, each with this Service. Costs
+    /// O(Services) if there are servers.
+    fn shadowed<'a>(
+        &'a self,
+        model: &'a Model,
+    ) -> impl Iterator<Item = (&'a NamespacedName, u16, &'a NamespacedName)> {
+        let servers = self.servers.iter();
+        let by_port: HashMap<u16, _> = servers.map(|(name, of)| (of.port, name)).collect();
+        let has_servers = !by_port.is_empty();
+        let services = has_servers.then(|| model.services());
+        services.into_iter().flatten().flat_map(move |other| {
+            let ports = other
+                .ports
+                .iter()
+                .filter(|port| port.protocol == Protocol::Tcp);
+            let numbers = ports.filter_map(|port| port.node_port);
+            let owners = numbers.filter_map(|port| Some((*by_port.get(&port)?, port, &other.name)));
+            owners
+                .filter(|(name, ..)| **name != other.name)
+                .collect::<Vec<_>>()
         })
     }
 
@@ -342,6 +374,19 @@ impl Body<'_> {
         // Cannot fail: the values are strings and numbers, and a Vec accepts every write.
         let _ = self.serialize(&mut Serializer::with_formatter(&mut json, tabs));
         json
+    }
+}
+
+/// Returns a failure of the health checks of a Service.
+fn failure_of(service: &NamespacedName, object: String, reason: String) -> Failure {
+    Failure {
+        object,
+        owner: Some(ServicePortName {
+            service: service.clone(),
+            port: "".into(),
+            protocol: Protocol::Tcp,
+        }),
+        reason,
     }
 }
 

@@ -50,7 +50,7 @@ impl Daemon {
         let families = self.families.iter().map(|of| {
             let mut facts = NodeFacts::new(of.family(), &self.options.process.node_name);
             facts.zone = node.and_then(|node| node.zone.clone());
-            of.ground(facts, TROUBLES, now)
+            of.ground(&self.model, facts, TROUBLES, now)
         });
         let refused = self.external_addresses.refused();
         NodeContext {
@@ -82,7 +82,9 @@ impl Daemon {
         Facts {
             mode: self.options.modes.chosen.name(),
             uses: self.uses.clone(),
-            families: families.map(|of: &Family| of.told(TOLD_MAX, now)).collect(),
+            families: families
+                .map(|of: &Family| of.told(model, TOLD_MAX, now))
+                .collect(),
             refused: {
                 let refused = self.external_addresses.refused();
                 let refused = refused.map(|(one, since)| (one.clone(), since));

@@ -141,6 +141,14 @@ pub(super) fn judge(
             ),
         });
     }
+    let shadowed = node_ports
+        .health_checks
+        .iter()
+        .filter_map(|(port, service)| {
+            let other = node_ports.services.get(&(*port, Protocol::Tcp))?;
+            Some(format!("{port} of {service} is a NodePort of {other}"))
+        });
+    let shadowed: Vec<String> = shadowed.collect();
     let (mut listened, mut checks) = (Vec::new(), Vec::new());
     for listener in concerned {
         let (port, protocol) = (listener.at.port(), listener.protocol);
@@ -160,6 +168,10 @@ pub(super) fn judge(
         }
     }
     for (mut all, what) in [
+        (
+            shadowed,
+            "endpoints of other Services get the requests to health-check node ports",
+        ),
         (
             listened,
             "other processes listen on NodePorts, but packets there reach the Service",
@@ -287,5 +299,27 @@ mod tests {
             "{found:?}"
         );
         assert_eq!(told(&node_ports[2..], &[], retry).len(), 2);
+    }
+
+    #[test]
+    fn a_health_check_port_that_is_a_node_port_is_reported() {
+        let node_ports = NodePorts {
+            services: [30080, 30081]
+                .map(|port| ((port, Protocol::Tcp), "default/web".to_owned()))
+                .into(),
+            health_checks: [(30081, "default/lb".to_owned())].into(),
+        };
+        let found = judge(
+            &[],
+            &BTreeMap::new(),
+            &[],
+            &node_ports,
+            ConflictPolicy::Retry,
+        );
+        let text = "node ports: 30081 of default/lb is a NodePort of default/web; choose";
+        assert!(
+            found.len() == 1 && found[0].message.contains(text),
+            "{found:?}"
+        );
     }
 }

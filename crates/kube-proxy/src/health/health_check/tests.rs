@@ -259,7 +259,7 @@ async fn a_port_of_another_services_health_checks_is_reported_with_its_name() {
         ..service
     }));
     world.update(&[]).await;
-    let failing: Vec<_> = world.checks.failing(9).collect();
+    let failing = world.checks.failing(&world.model, 9, Instant::now());
     assert_eq!(failing.len(), 1);
     let failure = &failing[0].0;
     assert_eq!(failure.owner.as_ref().unwrap().service, other);
@@ -269,6 +269,33 @@ async fn a_port_of_another_services_health_checks_is_reported_with_its_name() {
             .contains("of Service default/web use the port"),
         "{failure}"
     );
+}
+
+#[tokio::test]
+async fn a_health_check_port_that_is_a_node_port_is_reported() {
+    let mut world = World::new("").await;
+    let failing = |world: &World| world.checks.failing(&world.model, 9, Instant::now());
+    let mut service = Service::at(NamespacedName::new("a", "b"), [[10, 96, 0, 9].into()]);
+    for (protocol, count) in [(Protocol::Udp, 0), (Protocol::Tcp, 1)] {
+        service.ports = std::iter::once(proxy::ServicePort {
+            name: "".into(),
+            protocol,
+            port: 80,
+            node_port: Some(world.port),
+        })
+        .collect();
+        world.model.apply(Event::ServiceApplied(service.clone()));
+        assert_eq!(failing(&world).len(), count, "{protocol}");
+    }
+    let failure = &failing(&world)[0].0;
+    assert_eq!(failure.owner.as_ref().unwrap().service, name());
+    assert!(
+        failure.reason.contains("NodePort of Service a/b"),
+        "{failure}"
+    );
+    world.service(None);
+    world.update(&[]).await;
+    assert!(failing(&world).is_empty());
 }
 
 #[tokio::test]
