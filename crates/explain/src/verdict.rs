@@ -232,8 +232,9 @@ fn other(planned: &TracedPacket<'_>, walk: &Walk) -> String {
         Fate::Unrouted => {
             let why = says.split_once(": ").map_or(says, |(_, why)| why);
             format!(
-                "does not get to {}: {why}, and the sender gets an error{}",
+                "does not get to {}: {why}, and the sender gets an error{}{}",
                 planned.to,
+                unserved(planned),
                 proxied(planned)
             )
         }
@@ -243,10 +244,11 @@ fn other(planned: &TracedPacket<'_>, walk: &Walk) -> String {
         // The function `delivered` handles delivered paths, so `Fate::Delivered` never reaches this
         // arm.
         Fate::Delivered | Fate::Forwarded => format!(
-            "is forwarded to {} unchanged: no Service matches here{}",
+            "is forwarded to {} unchanged: no Service matches here{}{}",
             walk.endpoint
                 .clone()
                 .unwrap_or_else(|| planned.to.to_string()),
+            unserved(planned),
             proxied(planned)
         ),
         Fate::Unknown => format!("cannot be followed beyond {at}: {says}"),
@@ -263,6 +265,19 @@ fn taken(planned: &TracedPacket<'_>) -> String {
     format!(
         ". {} is an address of {}, which IPVS mode gives to this node: nothing else of a host \
          that has it is reached from here",
+        planned.to.ip(),
+        planned.named_by.join(", ")
+    )
+}
+
+/// Names the Services that have the destination address, but are not served there at this port.
+fn unserved(planned: &TracedPacket<'_>) -> String {
+    if planned.named_by.is_empty() || planned.of.is_some() {
+        return String::new();
+    }
+    format!(
+        ". {} is an address of {}, which is not served at this port: the errors of `kube-proxy \
+         services` name the reason",
         planned.to.ip(),
         planned.named_by.join(", ")
     )

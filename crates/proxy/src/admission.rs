@@ -15,6 +15,9 @@
 //! - an external IP, at each port that another Service's load balancer serves at the same address;
 //! - an external IP that belongs to this node, at the node ports of other Services.
 //!
+//! The model also rejects a load-balancer address if `spec.loadBalancerSourceRanges` has an invalid
+//! range and no valid range of the address's IP family.
+//!
 //! So an address that the API server or a controller has assigned takes precedence over an address
 //! that a user has chosen.
 //!
@@ -33,7 +36,7 @@ use hashbrown::{HashMap, HashSet};
 use ipnet::IpNet;
 
 use crate::limits::{Excess, RemovedParts, cut, is_within};
-use crate::names::{NamespacedName, Protocol};
+use crate::names::{IpFamily, NamespacedName, Protocol};
 use crate::object::{EndpointSlice, Service, ServiceAddress, ServicePort};
 use crate::owner::Rank;
 
@@ -83,6 +86,8 @@ pub enum Refusal {
     ApiServer(u16),
     /// No allowed network contains the address.
     NotAllowed,
+    /// `spec.loadBalancerSourceRanges` has no valid range of the address's IP family.
+    SourceRanges,
     /// Another Service's load balancer serves this port and protocol at the address. It has
     /// precedence, because a controller assigned its address, whereas a user chose the external IP.
     LoadBalancer(u16, Protocol),
@@ -430,7 +435,10 @@ impl Admission {
 
     fn admit_only(&mut self, service: &mut Service, slices: &[EndpointSlice]) {
         let mut refused = self.judge_all(service);
-        let bad: HashSet<IpAddr> = refused.iter().map(|one| one.address).collect();
+        let bad = refused
+            .iter()
+            .filter(|one| one.why != Refusal::SourceRanges);
+        let bad: HashSet<IpAddr> = bad.map(|one| one.address).collect();
         let mut yielded = self.yielded(service);
         yielded.retain(|(of, _)| !bad.contains(&of.address));
         let is_within = refused.is_empty() && yielded.is_empty() && is_within(service, slices);
@@ -440,7 +448,11 @@ impl Admission {
         }
         let given = service.clone();
         service.external_ips.retain(|ip| !bad.contains(ip));
-        service.ingress_ips.retain(|ip| !bad.contains(ip));
+        let closed = service.closed;
+        let is_open = |ip: &IpAddr| !closed.contains(IpFamily::of(*ip));
+        service
+            .ingress_ips
+            .retain(|ip| !bad.contains(ip) && is_open(ip));
         refused.extend(yielded.iter().map(|(of, why)| RefusedAddress {
             field: AddressField::ExternalIps,
             address: of.address,
@@ -486,7 +498,10 @@ impl Admission {
             addresses.map(move |address| (field, *address))
         });
         let judged = named.filter_map(|(field, address)| {
-            let why = self.judge(service, address)?;
+            let is_closed =
+                field == AddressField::Ingress && service.closed.contains(IpFamily::of(address));
+            let closed = is_closed.then_some(Refusal::SourceRanges);
+            let why = self.judge(service, address).or(closed)?;
             Some(RefusedAddress {
                 field,
                 address,

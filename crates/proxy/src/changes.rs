@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use hashbrown::{HashMap, HashSet};
 
 use crate::event::Kind;
-use crate::names::{IpFamily, NamespacedName};
+use crate::names::{FamilySet, IpFamily, NamespacedName};
 use crate::object::Service;
 
 /// Changes to the model since the last call of [`Model::take_changes`](crate::Model::take_changes).
@@ -32,34 +32,6 @@ pub struct Changes {
     pub triggers: Vec<Trigger>,
     /// Known objects that a new list lacked, with one entry per list.
     pub vanished: Vec<MissingObjects>,
-}
-
-/// A set of IP families.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct FamilySet {
-    v4: bool,
-    v6: bool,
-}
-
-impl FamilySet {
-    /// True if the set contains this IP family.
-    pub fn contains(self, family: IpFamily) -> bool {
-        match family {
-            IpFamily::V4 => self.v4,
-            IpFamily::V6 => self.v6,
-        }
-    }
-}
-
-impl Extend<IpFamily> for FamilySet {
-    fn extend<T: IntoIterator<Item = IpFamily>>(&mut self, families: T) {
-        for family in families {
-            match family {
-                IpFamily::V4 => self.v4 = true,
-                IpFamily::V6 => self.v6 = true,
-            }
-        }
-    }
 }
 
 /// Time of the event that caused a change to an EndpointSlice.

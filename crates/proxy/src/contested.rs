@@ -78,10 +78,11 @@ pub enum ContestReason {
 
 impl ContestedPart {
     /// All results of [`label`](Self::label), in the order in which the metric lists them.
-    pub const LABELS: [&str; 9] = [
+    pub const LABELS: [&str; 10] = [
         "cluster-ip",
         "api-server",
         "not-allowed",
+        "source-ranges",
         "load-balancer",
         "node-port",
         "node",
@@ -96,6 +97,7 @@ impl ContestedPart {
             Self::Address(_, _, ContestReason::Refused(Refusal::ClusterIp)) => "cluster-ip",
             Self::Address(_, _, ContestReason::Refused(Refusal::ApiServer(_))) => "api-server",
             Self::Address(_, _, ContestReason::Refused(Refusal::NotAllowed)) => "not-allowed",
+            Self::Address(_, _, ContestReason::Refused(Refusal::SourceRanges)) => "source-ranges",
             Self::Address(_, _, ContestReason::Refused(Refusal::LoadBalancer(..))) => {
                 "load-balancer"
             }
@@ -195,6 +197,11 @@ impl Contested {
             ContestReason::Refused(Refusal::NotAllowed) => format!(
                 "it is in no network of --allowed-external-cidrs; remove it from {field}, or add a \
                  network there"
+            ),
+            ContestReason::Refused(Refusal::SourceRanges) => format!(
+                "spec.loadBalancerSourceRanges has an invalid range and no {} network, so no \
+                 client may reach it; correct the range",
+                IpFamily::of(address)
             ),
             ContestReason::Refused(Refusal::LoadBalancer(port, protocol)) => {
                 let at = ServiceAddress::new(address, port, protocol);

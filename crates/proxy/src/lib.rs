@@ -39,7 +39,7 @@ mod view;
 mod writes;
 
 pub use admission::{AddressField, AddressRules, Refusal, RefusedAddress};
-pub use changes::{Changes, FamilySet, FormerPlaces, MissingObjects, Trigger};
+pub use changes::{Changes, FormerPlaces, MissingObjects, Trigger};
 pub use detect::LocalDetector;
 pub use entry::EntryChange;
 pub use event::{Event, Kind};
@@ -51,7 +51,7 @@ pub use mode::{
     NftablesReport, Notice, Report, Standing, Unreadable,
 };
 pub use model::{ExternalIps, Model};
-pub use names::{IpFamily, NamespacedName, Protocol, ServicePortName};
+pub use names::{FamilySet, IpFamily, NamespacedName, Protocol, ServicePortName};
 pub use node::{NodeFacts, NodePortAddresses, NodePorts, Selection, is_outside};
 pub use object::{
     Endpoint, EndpointList, EndpointPort, EndpointSlice, EndpointView, Node, Placement, Service,

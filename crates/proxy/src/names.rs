@@ -62,6 +62,34 @@ impl fmt::Display for ServicePortName {
     }
 }
 
+/// A set of IP families.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FamilySet {
+    v4: bool,
+    v6: bool,
+}
+
+impl FamilySet {
+    /// True if the set contains this IP family.
+    pub fn contains(self, family: IpFamily) -> bool {
+        match family {
+            IpFamily::V4 => self.v4,
+            IpFamily::V6 => self.v6,
+        }
+    }
+}
+
+impl Extend<IpFamily> for FamilySet {
+    fn extend<T: IntoIterator<Item = IpFamily>>(&mut self, families: T) {
+        for family in families {
+            match family {
+                IpFamily::V4 => self.v4 = true,
+                IpFamily::V6 => self.v6 = true,
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

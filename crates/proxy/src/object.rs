@@ -17,7 +17,7 @@ use hashbrown::hash_map::Entry;
 use ipnet::IpNet;
 use smallvec::SmallVec;
 
-use crate::names::{IpFamily, NamespacedName, Protocol};
+use crate::names::{FamilySet, IpFamily, NamespacedName, Protocol};
 use crate::options::ServiceOptions;
 
 /// Type of a proxied Service (`spec.type`). `ExternalName` Services are never proxied.
@@ -67,6 +67,9 @@ pub struct Service {
     pub external_local: bool,
     /// `spec.loadBalancerSourceRanges`, of both families. If empty, every source is allowed.
     pub source_ranges: Vec<IpNet>,
+    /// IP families of which `spec.loadBalancerSourceRanges` has no valid range, but an invalid one
+    /// or one of another family. No client may reach load-balancer addresses of these families.
+    pub closed: FamilySet,
     /// `spec.healthCheckNodePort` of a `LoadBalancer` Service with `externalTrafficPolicy: Local`.
     /// `None` for any other Service.
     pub health_check_node_port: Option<u16>,
@@ -93,6 +96,7 @@ impl Service {
             internal_local: false,
             external_local: false,
             source_ranges: Vec::new(),
+            closed: FamilySet::default(),
             health_check_node_port: None,
             options: None,
         }

@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use proptest::prelude::*;
 use proxy::{
-    AddressField, AddressRules, Endpoint, EndpointPort, EndpointSlice, Event, IpFamily, Kind,
-    Model, NamespacedName, Protocol, Refusal, Service, ServiceAddress, ServicePort,
+    AddressField, AddressRules, Endpoint, EndpointPort, EndpointSlice, Event, FamilySet, IpFamily,
+    Kind, Model, NamespacedName, Protocol, Refusal, Service, ServiceAddress, ServicePort,
 };
 
 fn name(text: &str) -> NamespacedName {
@@ -83,6 +83,33 @@ fn seen(model: &Model, of: &str) -> (Vec<String>, Vec<Refusal>) {
 
 fn add(model: &mut Model, service: &Service) {
     model.apply(Event::ServiceApplied(service.clone()));
+}
+
+#[test]
+fn a_load_balancer_address_without_a_valid_source_range_is_refused() {
+    let mut model = model(None, None);
+    let mut closed = service("web", "10.96.0.10", 80, &["192.0.2.1"]);
+    closed.ingress_ips = vec![ip("192.0.2.1"), ip("2001:db8::1")];
+    closed.closed.extend([IpFamily::V4]);
+    add(&mut model, &closed);
+    let external = vec!["192.0.2.1".to_owned()];
+    assert_eq!(
+        seen(&model, "web"),
+        (external.clone(), vec![Refusal::SourceRanges])
+    );
+    let ingress = |model: &Model| {
+        model
+            .view(&name("web"))
+            .unwrap()
+            .service
+            .ingress_ips
+            .clone()
+    };
+    assert_eq!(ingress(&model), [ip("2001:db8::1")]);
+    closed.closed = FamilySet::default();
+    add(&mut model, &closed);
+    assert_eq!(seen(&model, "web"), (external, vec![]));
+    assert_eq!(ingress(&model).len(), 2);
 }
 
 #[test]

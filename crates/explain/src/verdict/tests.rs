@@ -322,6 +322,20 @@ fn an_address_bound_by_ipvs_mode_is_reported_with_its_service() {
 }
 
 #[test]
+fn an_address_that_is_not_served_is_reported_with_its_service() {
+    let mut planned = pod(None);
+    let names = ["Service default/web (status.loadBalancer.ingress)".to_owned()];
+    planned.named_by = &names;
+    for fate in [Fate::Forwarded, Fate::Unrouted] {
+        let told = verdict(&planned, &[failed(fate, 1.0, "routing", "", "")]);
+        let wanted = ". 10.96.0.9 is an address of Service default/web \
+                      (status.loadBalancer.ingress), which is not served at this port: the errors \
+                      of `kube-proxy services` name the reason";
+        assert!(told.ends_with(wanted), "{told}");
+    }
+}
+
+#[test]
 fn an_address_that_is_left_to_a_load_balancer_is_reported_with_its_service() {
     let mut planned = pod(None);
     let names = ["default/web".to_owned()];

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use hashbrown::HashSet;
 use ipnet::IpNet;
-use proxy::{IpFamily, Kind, Service, ServiceOptions, ServicePort, ServiceType};
+use proxy::{FamilySet, IpFamily, Kind, Service, ServiceOptions, ServicePort, ServiceType};
 use smallvec::SmallVec;
 
 use super::address;
@@ -96,7 +96,7 @@ pub(crate) fn service(wire: wire::Service<'_>) -> Result<DecodedObject, MissingN
             );
         }
     }
-    let mut ingress_ips = further_ips(
+    let ingress_ips = further_ips(
         &mut findings,
         has_family,
         ingress.iter().enumerate().filter_map(|(i, entry)| {
@@ -110,12 +110,11 @@ pub(crate) fn service(wire: wire::Service<'_>) -> Result<DecodedObject, MissingN
         .filter(|entry| entry.ip_mode.as_deref() == Some("Proxy"));
     let proxied_ips = proxied.filter_map(|entry| address::ip(entry.ip.as_deref()?));
     let proxied_ips = proxied_ips.collect();
-    let source_ranges = source_ranges(
+    let (source_ranges, closed) = source_ranges(
         &mut findings,
         spec.load_balancer_source_ranges
             .as_deref()
             .unwrap_or_default(),
-        &mut ingress_ips,
     );
 
     let ports = ports(
@@ -166,6 +165,7 @@ pub(crate) fn service(wire: wire::Service<'_>) -> Result<DecodedObject, MissingN
         internal_local,
         external_local,
         source_ranges,
+        closed,
         health_check_node_port,
         options: ServiceOptions::read(options.iter().map(|(key, value)| (&**key, &**value))),
     };
@@ -251,14 +251,10 @@ fn further_ips<'a, F: Fn() -> String>(
 /// Parses `loadBalancerSourceRanges`. A /0 allows all clients of its family, so the result has no
 /// range of that family.
 ///
-/// An invalid range must not open the Service to every client. So if all ranges of a family are
-/// invalid, this function removes the family's ingress addresses.
-fn source_ranges(
-    findings: &mut Findings,
-    given: &[Text<'_>],
-    ingress_ips: &mut Vec<IpAddr>,
-) -> Vec<IpNet> {
-    let mut ranges = Vec::new();
+/// An invalid range must not open the Service to every client. So after an invalid range, this
+/// function also returns the IP families without a valid range.
+fn source_ranges(findings: &mut Findings, given: &[Text<'_>]) -> (Vec<IpNet>, FamilySet) {
+    let (mut ranges, mut closed) = (Vec::new(), FamilySet::default());
     let mut is_any_wrong = false;
     for (i, text) in given.iter().enumerate() {
         if let Some(net) = address::net(text.trim()) {
@@ -274,7 +270,8 @@ fn source_ranges(
     }
     let of = |net: &IpNet| IpFamily::of(net.addr());
     if is_any_wrong {
-        ingress_ips.retain(|ip| ranges.iter().any(|net| of(net) == IpFamily::of(*ip)));
+        let is_closed = |family: &IpFamily| !ranges.iter().any(|net| of(net) == *family);
+        closed.extend(IpFamily::ALL.into_iter().filter(is_closed));
     }
     for open in IpFamily::ALL {
         if ranges
@@ -284,7 +281,7 @@ fn source_ranges(
             ranges.retain(|net| of(net) != open);
         }
     }
-    ranges
+    (ranges, closed)
 }
 
 /// Returns the valid ports. If two ports of a protocol have the same name or number, returns only

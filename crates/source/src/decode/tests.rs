@@ -250,23 +250,24 @@ fn a_source_range_of_all_addresses_opens_only_its_ip_family() {
             .iter()
             .map(ToString::to_string)
             .collect();
-        (text.join(","), ips(&service.ingress_ips).join(","))
+        let closed = IpFamily::ALL.map(|family| service.closed.contains(family));
+        (text.join(","), closed)
     };
-    let both = "192.0.2.1,fd00:2::1".to_owned();
-    assert_eq!(ranges(json!([])), (String::new(), both.clone()));
+    let none = [false, false];
+    assert_eq!(ranges(json!([])), (String::new(), none));
     assert_eq!(
         ranges(json!(["10.0.0.0/8", "0.0.0.0/0", "fd00::/8"])),
-        ("fd00::/8".into(), both.clone())
+        ("fd00::/8".into(), none)
     );
-    assert_eq!(ranges(json!(["10.0.0.0/8"])), ("10.0.0.0/8".into(), both));
-    // An invalid range admits no client. If no valid range remains, the address is not served.
+    assert_eq!(ranges(json!(["10.0.0.0/8"])), ("10.0.0.0/8".into(), none));
+    // An invalid range admits no client. Without a valid range, a family's addresses are closed.
     assert_eq!(
         ranges(json!(["10.0.0.0/8", "web"])),
-        ("10.0.0.0/8".into(), "192.0.2.1".into())
+        ("10.0.0.0/8".into(), [false, true])
     );
     assert_eq!(
         ranges(json!(["10.0.0.0/88"])),
-        (String::new(), String::new())
+        (String::new(), [true, true])
     );
 }
 
