@@ -210,8 +210,9 @@ impl Server {
         let targets = reached.into_iter().flatten().filter_map(ServerPeer::of);
         let addresses = Addresses::new(targets.collect(), hooks);
         let connection = Connection::new(config, files, proxy, addresses.clone()).map_err(wrong)?;
-        let connection = authorization.layer(headers.map_err(wrong)?.layer(connection));
-        let transport = Transport::new(token.layer(base.layer(connection)));
+        let connection = headers.map_err(wrong)?.layer(connection);
+        let connection = authorization.layer(token.layer(connection));
+        let transport = Transport::new(base.layer(connection));
         let counted = count(&host).layer(transport);
         Ok(Self {
             client: ClientBuilder::new(counted, "default").build(),

@@ -595,6 +595,36 @@ async fn the_source_follows_its_own_node() {
 }
 
 #[tokio::test]
+async fn a_kubeconfigs_token_is_used_while_its_token_file_is_missing() {
+    let server = Server::start(Options::default()).await.unwrap();
+    server.apply(service("web")).unwrap();
+    let dir = std::env::temp_dir().join(format!("tokens-{}", std::process::id()));
+    std::fs::create_dir(&dir).unwrap();
+    let kubeconfig = dir.join("kubeconfig");
+    let user = "user: {tokenFile: token, token: written-down}";
+    std::fs::write(&kubeconfig, server.kubeconfig().replace("user: {}", user)).unwrap();
+    let source = common::server(Some(&kubeconfig), None).await.ok().unwrap();
+    let mut told = ReceivedState::of(&source, "node1");
+    told.until_services(&["web"]).await;
+    let last = || {
+        server
+            .requests()
+            .last()
+            .unwrap()
+            .authorization
+            .reveal()
+            .to_owned()
+    };
+    assert_eq!(last(), "Bearer written-down");
+    std::fs::write(dir.join("token"), "filed").unwrap();
+    server.faults().cut();
+    server.apply(service("new")).unwrap();
+    told.until_services(&["new", "web"]).await;
+    assert_eq!(last(), "Bearer filed");
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
+#[tokio::test]
 async fn a_rotated_token_is_used_immediately() {
     let server = Server::start(Options::default()).await.unwrap();
     server.apply(service("web")).unwrap();
@@ -602,9 +632,8 @@ async fn a_rotated_token_is_used_immediately() {
     std::fs::create_dir(&dir).unwrap();
     let (token, kubeconfig) = (dir.join("token"), dir.join("kubeconfig"));
     std::fs::write(&token, "first\n").unwrap();
-    // A relative path names a token file in the directory of the kubeconfig. The file has
-    // precedence over an inline token.
-    let user = "user: {tokenFile: token, token: written-down}";
+    // A relative path names a token file in the directory of the kubeconfig.
+    let user = "user: {tokenFile: token}";
     let text = server.kubeconfig().replace("user: {}", user);
     std::fs::write(&kubeconfig, text).unwrap();
     let source = common::server(Some(&kubeconfig), None).await.ok().unwrap();
@@ -647,6 +676,15 @@ async fn a_rotated_token_is_used_immediately() {
     server.apply(service("newer")).unwrap();
     listen(&mut told, Duration::from_secs(2)).await;
     assert_eq!(tokens().len(), before);
+    let said = format!(
+        "is not asked: no token in {}: No such file",
+        token.display()
+    );
+    let troubles = source.troubles().now();
+    assert!(
+        troubles.iter().any(|one| one.text.contains(&said)),
+        "{troubles:?}"
+    );
     std::fs::write(&token, "third").unwrap();
     told.until_services(&["new", "newer", "web"]).await;
     assert_eq!(tokens().last().unwrap(), "Bearer third");

@@ -33,7 +33,9 @@ impl End {
         let causes = std::iter::successors(Some(error), |error| error.source());
         let told = causes.into_iter().find_map(|cause| {
             let untrusted = cause.downcast_ref().cloned().map(Failure::Untrusted);
-            untrusted.or_else(|| cause.downcast_ref().cloned().map(Failure::Proxied))
+            let proxied = || cause.downcast_ref().cloned().map(Failure::Proxied);
+            let untold = || cause.downcast_ref().cloned().map(Failure::WithoutToken);
+            untrusted.or_else(proxied).or_else(untold)
         });
         Self::Failed(match told {
             Some(failure) => failure,

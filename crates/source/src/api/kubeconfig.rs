@@ -7,8 +7,8 @@ use kube::config::Kubeconfig;
 use serde_json::{Map, Value};
 
 /// Removes empty values of clusters and users, because client-go treats them as unset. `kube` has
-/// resolved empty paths to `folder`, the kubeconfig's own folder. Also trims tokens: HTTP headers
-/// cannot contain the newline with which many files end.
+/// resolved empty paths to `folder`, the kubeconfig's own folder. Also trims tokens, because HTTP
+/// headers cannot contain the newline with which many files end, and completes servers' URLs.
 ///
 /// # Errors
 ///
@@ -26,11 +26,21 @@ pub(super) fn without_empty(kubeconfig: &Kubeconfig, folder: &Path) -> Result<Ku
                         .is_none_or(|text| !text.is_empty() && text != own_folder)
                 });
                 trim_token(fields)?;
+                add_scheme(fields);
             }
         }
     }
     // Does not quote the parser's error, which may contain a key or token.
     serde_json::from_value(all).map_err(|_| "this is not a kubeconfig".to_owned())
+}
+
+/// Adds the scheme `http` to the server of a cluster, if it has none, as client-go does.
+fn add_scheme(cluster: &mut Map<String, Value>) {
+    if let Some(Value::String(server)) = cluster.get_mut("server")
+        && !server.contains("://")
+    {
+        server.insert_str(0, "http://");
+    }
 }
 
 fn trim_token(user: &mut Map<String, Value>) -> Result<(), String> {
@@ -77,6 +87,21 @@ mod tests {
         assert_eq!(user["token"], "abc");
         for field in ["tokenFile", "client-key-data", "password"] {
             assert!(user[field].is_null(), "{field}: {user}");
+        }
+    }
+
+    #[test]
+    fn a_server_without_a_scheme_is_reached_by_http() {
+        for (given, url) in [
+            ("172.35.0.9:6443", "http://172.35.0.9:6443"),
+            ("localhost", "http://localhost"),
+            ("https://a:1", "https://a:1"),
+        ] {
+            let text = format!("clusters: [{{name: a, cluster: {{server: '{given}'}}}}]");
+            assert_eq!(
+                read(&text).unwrap()["clusters"][0]["cluster"]["server"],
+                url
+            );
         }
     }
 

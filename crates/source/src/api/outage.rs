@@ -9,6 +9,7 @@ use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
 use super::backoff::Cost;
+use super::token::TokenError;
 use super::trust::Untrusted;
 use super::tunnel::ProxyError;
 use crate::decode::kind_name;
@@ -18,6 +19,8 @@ const IS_IT_AN_API_SERVER: &str = "check that this is the URL of a Kubernetes AP
 /// Reason why a list or a watch failed, for the log and the back-off.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Failure {
+    /// The client sent no request, because its token file has no token.
+    WithoutToken(TokenError),
     /// The client could not connect to the server, for this reason.
     Unreachable(String),
     /// The connection broke, or the server stayed silent.
@@ -36,7 +39,7 @@ impl Failure {
     /// Returns the amount of work that the attempt caused on the server.
     pub(super) fn cost(&self) -> Cost {
         match self {
-            Self::Unreachable(_) => Cost::Nothing,
+            Self::Unreachable(_) | Self::WithoutToken(_) => Cost::Nothing,
             Self::Proxied(error) => error.cost,
             Self::Unanswered(_) | Self::Untrusted(_) | Self::Refused { .. } | Self::Nonsense(_) => {
                 Cost::Something
@@ -53,7 +56,8 @@ impl Failure {
                 Self::Unreachable(_) | Self::Unanswered(_),
                 Self::Unreachable(_) | Self::Unanswered(_),
             )
-            | (Self::Nonsense(_), Self::Nonsense(_)) => true,
+            | (Self::Nonsense(_), Self::Nonsense(_))
+            | (Self::WithoutToken(_), Self::WithoutToken(_)) => true,
             (Self::Refused { code: one, .. }, Self::Refused { code: two, .. }) => one == two,
             _ => false,
         }
@@ -196,6 +200,10 @@ impl Outage {
     fn words<'a>(&self, kind: Kind, failure: &'a Failure) -> (String, &'a str) {
         let (url, kind) = (&self.url, kind_name(kind));
         let (what, advice) = match failure {
+            Failure::WithoutToken(error) => (
+                format!("is not asked: {error}"),
+                "correct the file, or tokenFile in the kubeconfig",
+            ),
             Failure::Unreachable(cause) | Failure::Unanswered(cause) => (
                 format!("cannot be reached: {cause}"),
                 "check that it runs and that this node reaches it",

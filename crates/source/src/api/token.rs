@@ -4,7 +4,7 @@
 //! This module reads the file for each request. Requests are few, because a watch lasts for
 //! minutes. So the source uses a new token immediately, even after the server has rejected the old
 //! token (401). No token is cached, so none can be stale. As in client-go, the file has precedence
-//! over a token in the kubeconfig.
+//! over a token in the kubeconfig, which is sent only while the file has no token.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,29 +18,25 @@ use kube::config::AuthInfo;
 use tower::{BoxError, Layer, Service};
 
 /// Layer that adds the token from a file to each request. Without a file, the layer adds nothing.
+/// If the file has no token, a request keeps the token that it has.
 #[derive(Debug, Clone)]
 pub(super) struct FromFile<S = ()> {
     inner: S,
     file: Option<Arc<Path>>,
 }
 
-/// Error of reading a service account's token from its file.
-#[derive(Debug, thiserror::Error)]
+/// Error of reading a token from its file.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no token in {}: {why}", file.display())]
-struct TokenError {
+pub(super) struct TokenError {
     file: PathBuf,
     why: String,
 }
 
 impl FromFile {
     /// Removes the token file from the user's settings, and returns the layer that reads this file.
-    /// If the user has a token file, also removes the inline token, because the file has
-    /// precedence.
     pub(super) fn take(user: &mut AuthInfo) -> Self {
         let file = user.token_file.take();
-        if file.is_some() {
-            user.token = None;
-        }
         Self {
             inner: (),
             file: file.map(|file| PathBuf::from(file).into()),
@@ -77,12 +73,13 @@ where
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
         if let Some(file) = &self.file {
             match bearer(file) {
-                Ok(bearer) => request.headers_mut().insert(AUTHORIZATION, bearer),
+                Ok(bearer) => drop(request.headers_mut().insert(AUTHORIZATION, bearer)),
+                Err(_) if request.headers().contains_key(AUTHORIZATION) => {}
                 Err(why) => {
                     let file = file.to_path_buf();
                     return Box::pin(async { Err(TokenError { file, why }.into()) });
                 }
-            };
+            }
         }
         let answer = self.inner.call(request);
         Box::pin(async { answer.await.map_err(Into::into) })
