@@ -24,6 +24,7 @@ use std::future::ready;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http::request::Parts;
@@ -122,12 +123,24 @@ pub struct Purpose {
 
 /// Error of a server that cannot bind its address.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot listen on {address} for {}: {source}. {} --{}", .purpose.name, next_step(.source),
-        .purpose.flag)]
+#[error("cannot {}: {}", self.action(), self.reason())]
 pub struct ListenError {
     purpose: Purpose,
     address: SocketAddr,
     source: io::Error,
+}
+
+impl ListenError {
+    /// Describes the failed action, such as `listen on 0.0.0.0:10256 for health`.
+    pub fn action(&self) -> String {
+        format!("listen on {} for {}", self.address, self.purpose.name)
+    }
+
+    /// Returns the reason as text, with advice for the operator.
+    pub fn reason(&self) -> String {
+        let (source, flag) = (&self.source, self.purpose.flag);
+        format!("{source}. {} --{flag}", next_step(source))
+    }
 }
 
 /// Returns the beginning of the advice to the operator. The error message appends the name of the
@@ -143,9 +156,18 @@ fn next_step(source: &io::Error) -> &'static str {
 /// A running server. Dropping the value stops the server.
 #[derive(Debug)]
 pub struct Server {
-    /// Address that the server has bound, or the reason why it is not bound yet.
+    /// Address that the server has bound, or the reason why it was not bound at the start.
     pub address: Result<SocketAddr, ListenError>,
+    is_bound: Arc<AtomicBool>,
     task: JoinHandle<()>,
+}
+
+impl Server {
+    /// Returns the reason why the server does not listen, if it does not.
+    pub fn unbound(&self) -> Option<&ListenError> {
+        let error = self.address.as_ref().err();
+        error.filter(|_| !self.is_bound.load(Ordering::Relaxed))
+    }
 }
 
 impl Drop for Server {
@@ -192,14 +214,21 @@ pub fn start(
     if let Ok(address) = &address {
         info!(%address, "{} is served", purpose.name);
     }
+    let is_bound = Arc::new(AtomicBool::new(false));
+    let bound = Arc::clone(&is_bound);
     let task = tokio::spawn(async move {
         let listener = match first {
             Some(listener) => listener,
             None => until_bound(purpose, at).await,
         };
+        bound.store(true, Ordering::Relaxed);
         serve(listener, purpose.name, respond).await;
     });
-    Ok(Server { address, task })
+    Ok(Server {
+        address,
+        is_bound,
+        task,
+    })
 }
 
 async fn until_bound(purpose: Purpose, at: SocketAddr) -> TcpListener {

@@ -262,9 +262,15 @@ async fn a_server_with_an_address_in_use_fails_or_retries_as_its_policy_says() {
         "{error}"
     );
     let server = start(TEST, at, ConflictPolicy::Retry, echo).unwrap();
-    assert!(server.address.is_err());
+    let unbound = server.unbound().unwrap();
+    assert_eq!(unbound.action(), format!("listen on {at} for tests"));
+    assert!(
+        unbound.reason().contains("--test-bind-address"),
+        "{unbound}"
+    );
     drop(taken);
     while TcpStream::connect(at).await.is_err() {
         sleep(LISTEN_RETRY_PERIOD).await;
     }
+    assert!(server.unbound().is_none());
 }

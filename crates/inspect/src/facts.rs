@@ -25,6 +25,8 @@ pub struct Facts {
     pub served_contested: Vec<(Contested, Instant)>,
     /// Settings that do not fit the cluster or this node, each with its flag as the object.
     pub unfit_settings: Vec<Failure>,
+    /// Health and metrics servers that cannot listen.
+    pub unbound_servers: Vec<Failure>,
     /// Number of Services that the daemon serves.
     pub services: usize,
     /// Number of EndpointSlices that belong to the Services in `services`.

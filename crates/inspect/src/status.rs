@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use k8s_openapi::jiff::Timestamp;
 use proxy::contested::Contested;
-use proxy::{IpFamily, Standing};
+use proxy::{Failure, IpFamily, Standing};
 use service_counters::{At, CounterSelection, Counters};
 use source::Trouble;
 use view::{
@@ -108,6 +108,12 @@ impl ExternalFacts {
 
 fn add(status: &mut Status, facts: Facts, updated: &BTreeMap<IpFamily, Instant>) {
     facts.mode.clone_into(&mut status.mode);
+    let plain = |one: Failure| RejectedEntry {
+        object: one.object,
+        reason: one.reason,
+        ..RejectedEntry::default()
+    };
+    status.errors = facts.unbound_servers.into_iter().map(plain).collect();
     let switched_off = switched_off(&facts.uses.parts).into_iter();
     status
         .errors
@@ -144,14 +150,10 @@ fn add(status: &mut Status, facts: Facts, updated: &BTreeMap<IpFamily, Instant>)
         seconds: ago(*since, facts.now),
     };
     status.errors.extend(facts.refused.iter().map(entry));
-    status.errors.truncate(LISTED);
-    let unfit = facts.unfit_settings.into_iter().map(|one| RejectedEntry {
-        object: one.object,
-        reason: one.reason,
-        ..RejectedEntry::default()
-    });
+    let unfit = facts.unfit_settings.into_iter().map(plain);
     let served = facts.served_contested.iter().map(entry);
     status.warnings = unfit.chain(served).take(LISTED).collect();
+    status.errors.truncate(LISTED);
     status.conflicts.truncate(LISTED);
     status.draining.truncate(LISTED);
 }

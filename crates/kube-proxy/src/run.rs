@@ -126,7 +126,7 @@ async fn live(
         .with_address_rules(options.address_rules());
     let seen = |model: &Model| observed.status.note_lists(model);
     let gathered = gather(&mut events, &mut model, &options.source, seen).map(anyhow::Ok);
-    let (opened, _servers, addresses) = tokio::select! {
+    let (opened, servers, addresses) = tokio::select! {
         ready = try_join(prepared, gathered) => ready?.0,
         () = stop.requested() => return Ok(()),
         () = observed.health.pulse().answer_all() => return Ok(()),
@@ -166,6 +166,8 @@ async fn live(
     let mut daemon = Daemon::new(
         options, events, addresses, model, modes, &recorder, observed, now,
     )?;
+    let (servers, _local_socket) = servers;
+    daemon.servers = servers;
     daemon.predecessor = predecessor;
     daemon.ended = LeftRules::Armed;
     daemon.ending = ending;

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use http_server::{ListenError, Server};
 use inspect::{
     ENDPOINTS_A_TURN, Facts, NAMES_A_TURN, Names, NodeContext, Question, SERVICES_A_TURN,
     ServiceCopy, TROUBLES, claimants, own_node, owners,
@@ -68,11 +69,7 @@ impl Daemon {
         let found = self.one_family.found().iter().cloned();
         let unknown = unfit_settings::unknown_name(&self.options, &self.model);
         let found = found.chain(unmatched).chain(absent).chain(unknown);
-        let failure = |one: SettingWarning| Failure {
-            object: one.flag.to_owned(),
-            owner: None,
-            reason: one.message,
-        };
+        let failure = |one: SettingWarning| failure(one.flag.to_owned(), one.message);
         found.map(failure).collect()
     }
 
@@ -96,6 +93,11 @@ impl Daemon {
                 served.take(TOLD_MAX).collect()
             },
             unfit_settings: self.unfit_settings(),
+            unbound_servers: {
+                let unbound = self.servers.iter().filter_map(Server::unbound);
+                let failure = |error: &ListenError| failure(error.action(), error.reason());
+                unbound.map(failure).collect()
+            },
             services: model.service_count(),
             slices: model.slice_count(),
             is_complete: model.is_complete(),
@@ -103,6 +105,15 @@ impl Daemon {
             has_node: model.has_node(),
             now,
         }
+    }
+}
+
+/// Returns a failure that concerns no Service.
+fn failure(object: String, reason: String) -> Failure {
+    Failure {
+        object,
+        owner: None,
+        reason,
     }
 }
 

@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use footprint::uses::Uses;
 use futures::stream::{BoxStream, SelectAll, StreamExt as _};
+use http_server::Server;
 use ipnet::IpNet;
 use modes::definition::Ending;
 use modes::predecessor::{Predecessor, PredecessorDrain, disarm};
@@ -66,6 +67,8 @@ pub(super) struct Daemon {
     pub(super) external_addresses: ExternalAddresses,
     pub(super) one_family: one_family::Watch,
     pub(super) observed: Observed,
+    /// Health and metrics servers.
+    pub(super) servers: Vec<Server>,
     pub(super) families: Vec<Family>,
     pub(super) renewal: Renewal,
     /// Pod networks of this Node that the modes use, or that modes in preparation will use.
@@ -140,6 +143,7 @@ impl Daemon {
             model,
             one_family: one_family::Watch::default(),
             observed,
+            servers: Vec::new(),
             families,
             renewal: Renewal::default(),
             not_before: now,

@@ -134,6 +134,23 @@ async fn settings_that_do_not_fit_the_node_are_warnings_in_the_status() {
     assert!(reason.contains("has no IPv4 network"), "{warnings}");
 }
 
+#[tokio::test]
+async fn a_server_without_its_port_is_an_error_in_the_status() {
+    let (mut daemon, inspect) = daemon(0, 0);
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = taken.local_addr().unwrap();
+    let respond = |_: &http::request::Parts| http_server::not_found();
+    let policy = http_server::ConflictPolicy::Retry;
+    let server = http_server::start(crate::health::healthz::PURPOSE, at, policy, respond);
+    daemon.servers.push(server.unwrap());
+    let asked = serve(&mut daemon, get(&inspect, "/api/v1/status"));
+    let ((_, status), ..) = asked.await;
+    let error = &status["errors"][0];
+    assert_eq!(error["object"], format!("listen on {at} for the proxy's health"));
+    let reason = error["reason"].as_str().unwrap();
+    assert!(reason.contains("ss -ltnp"), "{reason}");
+}
+
 /// Requests the status, and returns its first IP family.
 async fn first_family(daemon: &mut Daemon, inspect: &Arc<Inspect>) -> Value {
     let asked = serve(daemon, get(inspect, "/api/v1/status"));
