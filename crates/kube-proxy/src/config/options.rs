@@ -165,7 +165,21 @@ fn check_unused(flags: &Flags) -> Result<(), UnusableFlag> {
             "give 0 or more",
         ));
     }
+    let version = &*flags.show_hidden_metrics_for_version;
+    if !(version.is_empty() || is_previous_minor(version)) {
+        return Err(UnusableFlag::new(
+            "show-hidden-metrics-for-version",
+            version,
+            "give the previous minor version of Kubernetes, such as 1.36",
+        ));
+    }
     Ok(())
+}
+
+/// Reports whether a Kubernetes version from 1.34 to 1.38 accepts `version` as its previous minor
+/// version. Accepts the values of all these versions, so that an upgrade needs no new value.
+fn is_previous_minor(version: &str) -> bool {
+    (33..=37).any(|minor| version == format!("1.{minor}"))
 }
 
 /// Returns a warning for each flag that is set but has no effect.

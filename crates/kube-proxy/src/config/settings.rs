@@ -208,6 +208,7 @@ impl Configuration {
         flags: &mut Flags,
         is_given: impl Fn(&str) -> bool,
     ) -> Result<(), UnusableFlag> {
+        self.check_lists()?;
         self.unset_zeros();
         let is_v6 = self
             .bind_address
@@ -227,6 +228,23 @@ impl Configuration {
         let mut whole = Self::default();
         whole.take(&file);
         whole.give(flags, |flag| wins_over_file(flag) && is_given(flag))
+    }
+
+    /// Rejects empty items of lists, as upstream does. On the command line, an empty value is an
+    /// empty list.
+    fn check_lists(&self) -> Result<(), UnusableFlag> {
+        let is_ipvs = self.mode.as_deref() == Some(ProxyMode::Ipvs.name());
+        let excluded = self.ipvs.exclude_cidrs.as_ref().filter(|_| is_ipvs);
+        for (flag, list) in [
+            ("nodeport-addresses", self.node_port_addresses.as_ref()),
+            ("ipvs-exclude-cidrs", excluded),
+        ] {
+            if list.is_some_and(|list| list.iter().any(String::is_empty)) {
+                let advice = "a network cannot be empty: give networks such as 10.0.0.0/8, or []";
+                return Err(UnusableFlag::new(flag, "", advice));
+            }
+        }
+        Ok(())
     }
 
     /// Removes empty and zero values, because upstream treats them as unset.

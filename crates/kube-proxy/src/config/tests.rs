@@ -593,6 +593,22 @@ fn errors_name_the_field_the_value_and_the_allowed_values() {
             "logging: {format: xml}",
             &["logging.format", "text, plain or json"],
         ),
+        (
+            "nodePortAddresses: ['']",
+            &["nodePortAddresses", "cannot be empty"],
+        ),
+        (
+            "mode: ipvs\nipvs: {excludeCIDRs: ['']}",
+            &["ipvs.excludeCIDRs", "cannot be empty"],
+        ),
+        (
+            "metricsBindAddress: 127.0.0.1:0",
+            &["metricsBindAddress", "give IP:port"],
+        ),
+        (
+            "showHiddenMetricsForVersion: '1.0'",
+            &["showHiddenMetricsForVersion", "previous minor version"],
+        ),
         ("ipvs: [", &["line 3"]),
     ] {
         let text = error(&format!("{HEADER}{fields}"));

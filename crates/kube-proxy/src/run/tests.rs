@@ -123,10 +123,9 @@ async fn requests_are_answered_while_the_main_loop_computes() {
     let (mode, script) = Scripted::mode(IpFamily::V4);
     let computes_for = Duration::from_secs(2);
     script.state().computes_for = computes_for;
-    let options = options(&[
-        "--healthz-bind-address=127.0.0.1:0",
-        "--metrics-bind-address=127.0.0.1:0",
-    ]);
+    let mut options = options(&[]);
+    let any = Some("127.0.0.1:0".parse().unwrap());
+    (options.serve.healthz_address, options.serve.metrics_address) = (any, any);
     let mut daemon = daemon_of(options.clone(), vec![mode]);
     let observed = &daemon.observed;
     let served = observed.serve(&options, Vec::new(), &Recorder::off()).await;

@@ -146,7 +146,10 @@ async fn a_server_without_its_port_is_an_error_in_the_status() {
     let asked = serve(&mut daemon, get(&inspect, "/api/v1/status"));
     let ((_, status), ..) = asked.await;
     let error = &status["errors"][0];
-    assert_eq!(error["object"], format!("listen on {at} for the proxy's health"));
+    assert_eq!(
+        error["object"],
+        format!("listen on {at} for the proxy's health")
+    );
     let reason = error["reason"].as_str().unwrap();
     assert!(reason.contains("ss -ltnp"), "{reason}");
 }
