@@ -186,6 +186,7 @@ sections! {
     /// An item of `logging.vmodule`: the verbosity of the source files that match a pattern.
     pub struct FileVerbosity {
         pub file_pattern: String,
+        #[serde(deserialize_with = "natural_number")]
         pub verbosity: u32,
     }
 
@@ -302,14 +303,20 @@ fn period_or_nanoseconds<'de, D: Deserializer<'de>>(
     #[serde(untagged, expecting = "give a duration such as 5s, or nanoseconds")]
     enum Either {
         Nanoseconds(u64),
+        Floating(f64),
         Period(Period),
     }
-    Ok(
-        Option::deserialize(deserializer)?.map(|either| match either {
-            Either::Nanoseconds(count) => Period(Duration::from_nanos(count)),
-            Either::Period(period) => period,
-        }),
-    )
+    let nanoseconds = |count| Some(Period(Duration::from_nanos(count)));
+    match Option::deserialize(deserializer)? {
+        None => Ok(None),
+        Some(Either::Period(period)) => Ok(Some(period)),
+        Some(Either::Nanoseconds(count)) => Ok(nanoseconds(count)),
+        Some(Either::Floating(count)) => {
+            let count = count.to_string().parse();
+            let advice = || de::Error::custom("give a whole number of nanoseconds");
+            Ok(nanoseconds(count.map_err(|_| advice())?))
+        }
+    }
 }
 
 /// Reads a whole number. It may have the form of a floating-point number: Helm writes a million as
@@ -326,6 +333,13 @@ fn whole_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<i32
     let number = text.and_then(|text| text.parse().ok());
     let advice = || de::Error::custom("give a whole number of at most 2147483647");
     number.map(Some).ok_or_else(advice)
+}
+
+/// Reads a number as [`whole_number`] does, but not a negative one or null.
+fn natural_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    let number = whole_number(deserializer).ok().flatten();
+    let number = number.and_then(|number| u32::try_from(number).ok());
+    number.ok_or_else(|| de::Error::custom("give a whole number, 0 or more"))
 }
 
 /// Reads `infoBufferSize`, a quantity such as `"64Ki"` or a plain number of bytes.

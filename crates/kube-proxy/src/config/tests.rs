@@ -223,6 +223,13 @@ fn values_of_a_type_that_upstream_rejects_are_rejected() {
         let (read, _) = parse(&format!("{HEADER}conntrack: {{min: {given}}}")).unwrap();
         assert_eq!(read.conntrack.min, Some(wanted), "{given}");
     }
+    let logging = "logging: {flushFrequency: 5e+09, vmodule: [{filePattern: a, verbosity: 2e+00}]}";
+    let (read, _) = parse(&format!("{HEADER}{logging}")).unwrap();
+    assert_eq!(
+        read.logging.flush_frequency,
+        Some(Period(Duration::from_secs(5)))
+    );
+    assert_eq!(read.logging.vmodule.unwrap()[0].verbosity, 2);
     // The program can read the file that it writes.
     let flags = Flags {
         hostname_override: "123".to_owned(),
