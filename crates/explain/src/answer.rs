@@ -120,7 +120,7 @@ fn never_back(
                 "{endpoint} sees its own address as the client's, and answers itself"
             ))
         }
-        Source::ServiceAddress if !is_here(endpoint, planned, around) => Some(format!(
+        Source::ServiceAddress if !is_here(endpoint, around) => Some(format!(
             "{endpoint} sees the Service's own address {address} as the client, and its replies \
              do not reach this node"
         )),
@@ -142,7 +142,7 @@ fn elsewhere(
         Source::Kept | Source::Rewritten(_) => followed.packet.source,
     };
     let is_local = around.kernel.hop(client).is_some_and(|hop| hop.is_local);
-    if is_local || is_here(endpoint, planned, around) {
+    if is_local || is_here(endpoint, around) {
         return None;
     }
     // If sender and endpoint are on the same interface, the endpoint's reply may go directly to the
@@ -164,12 +164,10 @@ fn elsewhere(
 
 /// Reports whether an endpoint is on this node, according to its EndpointSlice. If the EndpointSlice
 /// has no `nodeName` for the endpoint, or no EndpointSlice lists the endpoint, its route decides.
-fn is_here(endpoint: SocketAddr, planned: &TracedPacket<'_>, around: &TextInputs<'_>) -> bool {
-    let known = planned.of.as_ref().and_then(|of| {
-        let mut endpoints = of.endpoints();
-        let (_, known) = endpoints.find(|(at, _)| *at == endpoint)?;
-        known.node.as_ref().map(|_| known.local)
-    });
+fn is_here(endpoint: SocketAddr, around: &TextInputs<'_>) -> bool {
+    let known = around.endpoints.get(&endpoint);
+    let known = known.filter(|known| known.node.is_some());
+    let known = known.map(|known| known.local);
     known.unwrap_or_else(|| {
         let hop = around.kernel.hop(endpoint.ip());
         hop.is_some_and(|hop| hop.is_local || hop.is_inner)

@@ -10,9 +10,10 @@
 
 mod senders;
 
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use view::AddressKind;
+use view::{AddressKind, Endpoint};
 
 use proxy::Protocol;
 use senders::SenderChoice;
@@ -85,6 +86,22 @@ pub(crate) struct TracedPacket<'a> {
     pub(crate) named_by: &'a [String],
     /// Names of Services that have the destination address with `ipMode: Proxy`.
     pub(crate) proxied_by: &'a [String],
+}
+
+/// Endpoints of a Service port, by address and port. A Service may have thousands of endpoints, and
+/// as many paths.
+pub(crate) type EndpointIndex<'a> = HashMap<SocketAddr, &'a Endpoint>;
+
+impl<'a> TracedPacket<'a> {
+    /// Returns the endpoints of the Service port. If an address occurs twice, returns its first
+    /// endpoint.
+    pub(crate) fn endpoints(&self) -> EndpointIndex<'a> {
+        let mut index = EndpointIndex::new();
+        for (at, endpoint) in self.of.iter().flat_map(ServicePortAddress::endpoints) {
+            index.entry(at).or_insert(endpoint);
+        }
+        index
+    }
 }
 
 /// All packets that a request traces.

@@ -74,17 +74,18 @@ pub(crate) fn explain(
         notes: planned.notes,
         ..Explanation::default()
     };
-    let around = TextInputs {
-        kernel,
-        listening,
-        modes,
-    };
     let count = planned.planned.len();
     let (mut listed, mut is_cut) = (0, false);
     for planned in planned.planned.iter().take(JOURNEYS_MAX) {
         if listed >= WALKS_MAX {
             break;
         }
+        let around = TextInputs {
+            kernel,
+            listening,
+            modes,
+            endpoints: &planned.endpoints(),
+        };
         let walks = kernel.follow(planned).into_iter();
         let walks = walks.flat_map(|walk| misdirection::told(&walk, planned, &around));
         let mut walks: Vec<Walk> = walks.collect();

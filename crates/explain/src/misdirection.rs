@@ -10,6 +10,7 @@
 //! process that has the Service's own address, such as NodeLocal DNSCache, belongs to it as well.
 
 use std::fmt::Write as _;
+use std::net::SocketAddr;
 
 use footprint::Footprints;
 use footprint::origin::LISTENING;
@@ -34,7 +35,7 @@ pub(crate) fn told(
 ) -> Vec<Walk> {
     let mut walks = walk_text::told(followed, planned, around);
     for walk in &mut walks {
-        note(walk, followed, planned, around.modes);
+        note(walk, followed, planned, around);
     }
     walks
 }
@@ -43,8 +44,9 @@ fn note(
     walk: &mut Walk,
     followed: &packet_path::Walk,
     planned: &TracedPacket<'_>,
-    modes: Footprints,
+    around: &TextInputs<'_>,
 ) {
+    let modes = around.modes;
     if walk.fate == Fate::Refused
         && let Some(last) = walk.steps.last_mut().filter(|last| last.place == THIS_NODE)
         && let Some(why) = describe_redirect(followed, planned, modes)
@@ -58,8 +60,8 @@ fn note(
     let (Some(of), Some(end)) = (&planned.of, &walk.endpoint) else {
         return;
     };
-    // Compares texts, because a Service may have thousands of endpoints, and as many paths.
-    if of.port.endpoints.iter().any(|endpoint| endpoint.at == *end) {
+    let end = end.parse::<SocketAddr>();
+    if end.is_ok_and(|end| around.endpoints.contains_key(&end)) {
         return;
     }
     let service = &of.service.name;

@@ -108,7 +108,7 @@ pub(crate) fn is_asked(place: &ServicePortAddress<'_>, port: Option<&PortOf>) ->
     }
 }
 
-impl ServicePortAddress<'_> {
+impl<'a> ServicePortAddress<'a> {
     /// Returns the name of the Service port, such as `default/web:http`.
     pub(crate) fn port_name(&self) -> String {
         port_name(self.service, self.port)
@@ -147,7 +147,7 @@ impl ServicePortAddress<'_> {
     }
 
     /// Lists the endpoints of the Service port, in the IP family of the address.
-    pub(crate) fn endpoints(&self) -> impl Iterator<Item = (SocketAddr, &Endpoint)> {
+    pub(crate) fn endpoints(&self) -> impl Iterator<Item = (SocketAddr, &'a Endpoint)> + use<'a> {
         let is_v4 = self.at.is_ipv4();
         let endpoints = self.port.endpoints.iter();
         endpoints

@@ -10,7 +10,7 @@ use service_counters::RelayedPort;
 use view::{AddressKind, Chance, Fate, Step, Walk};
 
 use super::answer::{self, EndpointReplies};
-use super::journeys::TracedPacket;
+use super::journeys::{EndpointIndex, TracedPacket};
 use super::origin::{PathStep, origin};
 
 /// Text for the source that an endpoint sees if the relay of kube-proxy connects to it.
@@ -32,6 +32,8 @@ pub(crate) struct TextInputs<'a> {
     pub(crate) listening: Listening<'a>,
     /// Modes that may have written the kernel's entries.
     pub(crate) modes: Footprints,
+    /// Endpoints of the traced packet's Service port.
+    pub(crate) endpoints: &'a EndpointIndex<'a>,
 }
 
 /// Converts a traced path to paths of a response: one or, if the daemon relays the connection, one

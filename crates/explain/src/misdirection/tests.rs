@@ -152,6 +152,7 @@ fn traced(
         kernel: &Node,
         listening: &|_: IpFamily, _: Protocol, _: u16| None,
         modes: MODES,
+        endpoints: &planned.endpoints(),
     };
     let mut walks = told(&followed, &planned, &around);
     quotes.leave_out(&mut walks);

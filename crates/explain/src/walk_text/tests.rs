@@ -116,6 +116,7 @@ fn walks(
         kernel: &Node,
         listening: &listening,
         modes: MODES,
+        endpoints: &planned.endpoints(),
     };
     told(followed, planned, &around)
 }
