@@ -10,6 +10,7 @@ use flags::usage::EXIT_USAGE;
 use kube_proxy::check::CANNOT_SAY;
 use kube_proxy::config::command_line::{self, Command, CompletedArguments};
 use kube_proxy::config::follow;
+use kube_proxy::config::follow::problem::FileProblem;
 use kube_proxy::config::follow::{keep_prepared, keeps_prepared};
 use kube_proxy::config::options::Options;
 use kube_proxy::process::{capabilities, descriptors, iptables, log_runner, memory, panics};
@@ -179,9 +180,10 @@ async fn go_on(options: &Options, stop: run::Stop) -> anyhow::Result<ExitCode> {
     keep_prepared(options);
     let (changed, changes) = mpsc::channel(1);
     let (recorder, recording) = oneshot::channel();
+    let problem = FileProblem::default();
     tokio::select! {
-        result = run::run(options.clone(), stop, changes, recorder) => result.map(|()| ExitCode::SUCCESS),
-        never = follow::follow(options.clone(), changed, recording) => match never {},
+        result = run::run(options.clone(), stop, changes, problem.clone(), recorder) => result.map(|()| ExitCode::SUCCESS),
+        never = follow::follow(options.clone(), changed, recording, problem) => match never {},
     }
 }
 

@@ -33,6 +33,7 @@ use tokio::sync::{mpsc, oneshot};
 use tracing::{info, warn};
 
 use crate::config::command_line;
+use crate::config::follow::problem::FileProblem;
 use crate::config::options::Options;
 use crate::config::options::object_source::OwnNode;
 use crate::events::{Event, Recorder};
@@ -52,6 +53,7 @@ pub use stop::Stop;
 ///
 /// - `changed`: options that replace the current options. They may differ only in settings that
 ///   need no restart ([`Change::Live`](crate::config::Change)).
+/// - `problem`: difference of the configuration file from these options, for the status.
 /// - `recording`: channel on which this function sends the event recorder to the caller, so that
 ///   the caller can record events, too.
 ///
@@ -62,11 +64,12 @@ pub async fn run(
     options: Options,
     stop: Stop,
     changed: mpsc::Receiver<Options>,
+    problem: FileProblem,
     recording: oneshot::Sender<Recorder>,
 ) -> Result<()> {
     // Spawns a task, because waking a task needs no system call. Waking the future on which the
     // runtime blocks needs two system calls.
-    match tokio::spawn(live(options, stop, changed, recording)).await {
+    match tokio::spawn(live(options, stop, changed, problem, recording)).await {
         Ok(result) => result,
         Err(error) => match error.try_into_panic() {
             Ok(panic) => resume_unwind(panic),
@@ -79,6 +82,7 @@ async fn live(
     options: Options,
     mut stop: Stop,
     mut changed: mpsc::Receiver<Options>,
+    problem: FileProblem,
     recording: oneshot::Sender<Recorder>,
 ) -> Result<()> {
     let observed = Observed::new(&options)?;
@@ -168,6 +172,7 @@ async fn live(
     )?;
     let (servers, _local_socket) = servers;
     daemon.servers = servers;
+    daemon.file_problem = problem;
     daemon.predecessor = predecessor;
     daemon.ended = LeftRules::Armed;
     daemon.ending = ending;

@@ -1,5 +1,6 @@
 //! Follows the configuration file while the process runs, and reports changes that need a restart.
 
+pub mod problem;
 pub mod watch;
 
 use std::convert::Infallible;
@@ -13,21 +14,23 @@ use crate::config::command_line::{self, Command, CommandLineError};
 use crate::config::options::Options;
 use crate::config::{self, Waiting};
 use crate::events::{Event, Recorder};
+use problem::FileProblem;
 
 /// Watches the configuration file, sends changed options to the daemon, and reports changes that
-/// need a restart.
+/// need a restart. `problem` shows whether the file differs from the configuration in use.
 pub async fn follow(
     mut used: Options,
     changed: mpsc::Sender<Options>,
     recording: oneshot::Receiver<Recorder>,
+    problem: FileProblem,
 ) -> Infallible {
     let Some(file) = used.process.configuration_file.clone() else {
         return pending().await;
     };
-    let mut awaited = PendingRestart::new(recording);
+    let mut awaited = PendingRestart::new(recording, problem.clone());
     let mut said = used.said.configuration.clone();
     loop {
-        let asked = watch::changed(&file, &said, || reread(&[])).await;
+        let asked = watch::changed(&file, &said, &problem, || reread(&[])).await;
         said = asked.said.configuration.clone();
         let waiting = used.said.configuration.waits(&said);
         awaited.tell(&file, &waiting, &used.process.node_name).await;
@@ -38,6 +41,7 @@ pub async fn follow(
                 Ok(options) => options,
                 Err(error) => {
                     warn!("{error}; going on with the configuration in use");
+                    problem.set_unusable(Some(error.to_string()));
                     continue;
                 }
             }
@@ -72,14 +76,16 @@ struct PendingRestart {
     /// Channel that delivers the daemon's event recorder, or `None` after the recorder has arrived.
     recording: Option<oneshot::Receiver<Recorder>>,
     recorder: Recorder,
+    problem: FileProblem,
 }
 
 impl PendingRestart {
-    fn new(recording: oneshot::Receiver<Recorder>) -> Self {
+    fn new(recording: oneshot::Receiver<Recorder>, problem: FileProblem) -> Self {
         Self {
             told: Vec::new(),
             recording: Some(recording),
             recorder: Recorder::off(),
+            problem,
         }
     }
 
@@ -92,6 +98,7 @@ impl PendingRestart {
         self.told = waiting.to_vec();
         let file = file.display();
         if waiting.is_empty() {
+            self.problem.set_waiting(None);
             info!(
                 "the configuration file {file} matches the settings in use again: no restart is \
                  needed"
@@ -107,6 +114,7 @@ impl PendingRestart {
             fields.join(", ")
         );
         warn!("{note}");
+        self.problem.set_waiting(Some(note.clone()));
         if let Some(recording) = self.recording.take() {
             self.recorder = recording.await.unwrap_or_else(|_| Recorder::off());
         }

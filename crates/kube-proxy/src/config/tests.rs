@@ -12,6 +12,7 @@ use source::{Api, Settings};
 use super::*;
 use crate::config::command_line::{self, Command};
 use crate::config::configz::Configz;
+use crate::config::follow::problem::FileProblem;
 use crate::config::follow::watch::changed;
 use crate::config::options::Options;
 use crate::logging::settings::LogFormat;
@@ -788,13 +789,17 @@ fn periods_are_formatted_as_by_go() {
 /// Follows a file while `change` runs. Returns the changed fields. The list is empty if no field
 /// changes soon afterwards.
 async fn changed_by(file: &File, change: impl FnOnce()) -> Vec<String> {
+    changed_with(file, &FileProblem::default(), change).await
+}
+
+async fn changed_with(file: &File, problem: &FileProblem, change: impl FnOnce()) -> Vec<String> {
     let used = file.options("").said.configuration;
     let reread = || match file.with("") {
         Ok(Command::Run(options)) => Ok(*options),
         Ok(other) => panic!("{other:?}"),
         Err(error) => Err(error),
     };
-    let followed = changed(&file.0, &used, reread);
+    let followed = changed(&file.0, &used, problem, reread);
     let changing = async {
         tokio::time::sleep(Duration::from_millis(400)).await;
         change();
@@ -826,11 +831,21 @@ fn only_a_file_with_different_settings_counts_as_changed() {
             changed_by(&file, || file.write(&same)).await.is_empty(),
             "the same, in other words"
         );
+        let problem = FileProblem::default();
         assert!(
-            changed_by(&file, || file.write("kind: [")).await.is_empty(),
+            changed_with(&file, &problem, || file.write("kind: ["))
+                .await
+                .is_empty(),
             "a broken file"
         );
+        let reason = problem.reasons().remove(0);
+        assert!(
+            reason.contains("line 1") && reason.contains("configuration in use"),
+            "{reason}"
+        );
         file.write(KUBEADM);
+        assert!(changed_with(&file, &problem, || {}).await.is_empty());
+        assert!(problem.reasons().is_empty());
         let other = KUBEADM.replace("scheduler: \"\"", "scheduler: sh");
         let fields = changed_by(&file, || file.write(&other)).await;
         assert_eq!(fields, ["ipvs.scheduler"]);

@@ -11,7 +11,6 @@ use proxy::{Failure, IpFamily, Model, NamespacedName, NodeFacts};
 
 use super::daemon::Daemon;
 use crate::family::Family;
-use crate::node::one_family::SettingWarning;
 use crate::node::unfit_settings;
 
 /// Maximum number of failures in a reply about an IP family. Conflicts and drains have the same
@@ -69,8 +68,15 @@ impl Daemon {
         let found = self.one_family.found().iter().cloned();
         let unknown = unfit_settings::unknown_name(&self.options, &self.model);
         let found = found.chain(unmatched).chain(absent).chain(unknown);
-        let failure = |one: SettingWarning| failure(one.flag.to_owned(), one.message);
-        found.map(failure).collect()
+        let found = found.map(|one| failure(one.flag.to_owned(), one.message));
+        let failed = self.renewal.is_failing().then(|| {
+            "the changed configuration is not in effect: the log has the reason, and it is tried \
+             again"
+                .to_owned()
+        });
+        let of_file = self.file_problem.reasons().into_iter().chain(failed);
+        let of_file = of_file.map(|reason| failure("--config".to_owned(), reason));
+        found.chain(of_file).collect()
     }
 
     fn facts(&self, now: Instant) -> Facts {

@@ -36,6 +36,7 @@ use tracing::{error, info};
 use super::observed::Observed;
 use super::renewal::{Modes, Renewal};
 use super::stop::Stop;
+use crate::config::follow::problem::FileProblem;
 use crate::config::options::Options;
 use crate::events::Recorder;
 use crate::family::Family;
@@ -71,6 +72,8 @@ pub(super) struct Daemon {
     pub(super) servers: Vec<Server>,
     pub(super) families: Vec<Family>,
     pub(super) renewal: Renewal,
+    /// Reasons why the configuration file differs from the configuration in use.
+    pub(super) file_problem: FileProblem,
     /// Pod networks of this Node that the modes use, or that modes in preparation will use.
     pub(super) pod_networks: Vec<IpNet>,
     /// Time before which no IP family receives further changes (minimum sync period).
@@ -146,6 +149,7 @@ impl Daemon {
             servers: Vec::new(),
             families,
             renewal: Renewal::default(),
+            file_problem: FileProblem::default(),
             not_before: now,
             heard: None,
             trim_at: None,

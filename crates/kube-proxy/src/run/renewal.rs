@@ -75,6 +75,11 @@ impl Renewal {
         self.wanted.as_ref().map(|wanted| &*wanted.options)
     }
 
+    /// Reports whether the last attempt to prepare the requested options failed.
+    pub(crate) fn is_failing(&self) -> bool {
+        self.retry.is_some()
+    }
+
     /// Starts to prepare the requested options if their time has come. `used` are the options in
     /// effect.
     pub(crate) fn start(&mut self, used: &Options, now: Instant) {
@@ -187,9 +192,11 @@ mod tests {
             now += delay;
         }
         assert_eq!(delays, [1, 2, 3, 3]);
+        assert!(renewal.is_failing());
         assert_eq!(renewal.wanted().unwrap().modes.ipvs.scheduler, "wrr");
         renewal.succeed();
         assert!(renewal.wanted().is_none() && renewal.next_due().is_none());
+        assert!(!renewal.is_failing());
     }
 
     #[tokio::test]

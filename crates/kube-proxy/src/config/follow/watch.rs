@@ -12,6 +12,7 @@ use notify::{RecursiveMode, Watcher};
 use tokio::sync::Notify;
 use tracing::{info, warn};
 
+use super::problem::FileProblem;
 use crate::config::Configuration;
 use crate::config::options::Options;
 
@@ -20,13 +21,14 @@ const SETTLE_TIME: Duration = Duration::from_millis(200);
 
 /// Waits until `file` differs from `used`, and returns the new options.
 ///
-/// - If the file is unreadable or invalid, logs a warning and continues with `used`.
+/// - If the file is unreadable or invalid, logs a warning, sets `problem` and continues with `used`.
 /// - If the file cannot be watched, logs a warning and never returns.
 ///
 /// `reread` must read the file in the same way in which `used` was read.
 pub async fn changed<E: Display>(
     file: &Path,
     used: &Configuration,
+    problem: &FileProblem,
     reread: impl Fn() -> Result<Options, E>,
 ) -> Options {
     let changes = Arc::new(Notify::new());
@@ -42,7 +44,9 @@ pub async fn changed<E: Display>(
     loop {
         changes.notified().await;
         tokio::time::sleep(SETTLE_TIME).await;
-        match reread() {
+        let read = reread();
+        problem.set_unusable(read.as_ref().err().map(ToString::to_string));
+        match read {
             Ok(options) if options.said.configuration == *used => complaint.clear(),
             Ok(options) => return options,
             Err(error) => {

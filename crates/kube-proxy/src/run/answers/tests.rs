@@ -127,6 +127,11 @@ async fn settings_that_do_not_fit_the_node_are_warnings_in_the_status() {
     ];
     let warnings = warned(&mut daemon, &bridge).await;
     assert_eq!(warnings[0]["object"], "--pod-bridge-interface");
+    daemon.file_problem.set_waiting(Some("it waits".to_owned()));
+    let warnings = warned(&mut daemon, &[]).await;
+    assert_eq!(warnings[0]["object"], "--config");
+    assert_eq!(warnings[0]["reason"], "it waits");
+    daemon.file_problem.set_waiting(None);
     let node = proxy::Node::default();
     daemon.model.apply(Event::NodeApplied(node));
     let warnings = warned(&mut daemon, &["--detect-local-mode=NodeCIDR"]).await;
