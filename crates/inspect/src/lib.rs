@@ -122,6 +122,8 @@ pub struct About {
     pub missing_scheduler: fn(&str) -> Option<String>,
     /// Function that returns freed memory to the system. Blocks.
     pub trim: fn(),
+    /// Function that returns the other kube-proxies in this network namespace, by process. Blocks.
+    pub other_daemons: fn() -> Vec<String>,
 }
 
 /// Interface to the state that the daemon's health checks use.

@@ -100,10 +100,29 @@ impl ExternalFacts {
             status.limits = limits(&facts.uses.parts, self.about.modes);
             status.features = features(&facts.uses, self.about.missing_scheduler);
             add(&mut status, facts, &self.updated);
+            add_rivals(&mut status, self.about.other_daemons);
             add_connections(&mut status, &drains, &self.counters);
         }
         status
     }
+}
+
+/// Adds a warning about other kube-proxies that may have caused the drift. Without drift, does not
+/// look for them.
+pub(super) fn add_rivals(status: &mut Status, other_daemons: fn() -> Vec<String>) {
+    if status.drift.is_empty() {
+        return;
+    }
+    let warning = |process: String| RejectedEntry {
+        reason: "it runs in this network namespace as well, so both overwrite each other's kernel \
+                 entries; end one of them"
+            .to_owned(),
+        object: process,
+        ..RejectedEntry::default()
+    };
+    status
+        .warnings
+        .extend(other_daemons().into_iter().map(warning));
 }
 
 fn add(status: &mut Status, facts: Facts, updated: &BTreeMap<IpFamily, Instant>) {

@@ -59,6 +59,7 @@ fn starting() -> (Arc<Inspect>, mpsc::Receiver<Question>) {
         modes: &[],
         missing_scheduler: |_| None,
         trim: || {},
+        other_daemons: Vec::new,
     };
     Inspect::new(about, Arc::new(Starting), &SeparateReaders::default())
 }
@@ -109,4 +110,15 @@ async fn unknown_paths_and_methods_that_write_are_rejected() {
         let (code, object) = asked(&inspect, method, path).await;
         assert_eq!(code, wanted, "{method} {path}: {object}");
     }
+}
+
+#[test]
+fn other_daemons_are_warnings_only_after_drift() {
+    let others = || vec!["kube-proxy[9]".to_owned()];
+    let mut status = view::Status::default();
+    status::add_rivals(&mut status, others);
+    assert_eq!(status.warnings, []);
+    status.drift.push(view::RepairedEntries::default());
+    status::add_rivals(&mut status, others);
+    assert_eq!(status.warnings[0].object, "kube-proxy[9]");
 }

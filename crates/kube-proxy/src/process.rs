@@ -4,6 +4,7 @@
 //! command with its log in a file.
 
 pub mod capabilities;
+pub(crate) mod daemons;
 pub mod descriptors;
 pub mod iptables;
 pub mod log_runner;

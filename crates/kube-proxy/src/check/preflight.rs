@@ -40,6 +40,7 @@ use super::names::Names;
 use crate::config::options::Options;
 use crate::node::external_addresses::{NearbyNetworks, nearby};
 use crate::node::{kernel_settings, one_family, unfit_settings};
+use crate::process::daemons;
 
 /// Root directory of `/proc`, `/sys` and `/lib/modules`.
 const ROOT: &str = "/";
@@ -188,6 +189,7 @@ pub(super) fn look(
         Vec::new()
     });
     findings.extend(other_proxies::judge(
+        &daemons::others(),
         &traces.links,
         &foreign,
         changes,
@@ -411,7 +413,8 @@ mod tests {
                 traces.unread
             );
         }
-        let findings = other_proxies::judge(&traces.links, &[], &[], "nftables", &traces.unread);
+        let findings =
+            other_proxies::judge(&[], &traces.links, &[], &[], "nftables", &traces.unread);
         let is_ok = findings.iter().any(|finding| finding.status == Status::Ok);
         assert_eq!(is_ok, traces.unread.is_empty(), "{findings:?}");
     }

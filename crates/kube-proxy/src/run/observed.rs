@@ -20,8 +20,8 @@ use crate::health::Health;
 use crate::health::healthz::{self, Status};
 use crate::metrics::Metrics;
 use crate::metrics::services::ServiceMetrics;
-use crate::process::memory;
 use crate::process::version::OWN_VERSION;
+use crate::process::{daemons, memory};
 use crate::serve::pages::{self, Api, Pages};
 
 /// State that the HTTP servers show.
@@ -64,6 +64,7 @@ impl Observed {
             modes: footprints::ALL,
             missing_scheduler: proxy_ipvs::foresee_scheduler,
             trim: memory::trim,
+            other_daemons: daemons::others,
         };
         let counters = SeparateReaders::default();
         let (inspect, questions) = Inspect::new(about, Arc::clone(&status) as _, &counters);

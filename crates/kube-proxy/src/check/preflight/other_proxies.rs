@@ -44,8 +44,10 @@ pub(super) struct UnownedServer {
 }
 
 /// Returns findings about other proxies. `foreign` are other programs' virtual servers. `unread`
-/// names the parts of the state that could not be read and may contain more such servers.
+/// names the parts of the state that could not be read and may contain more such servers. `daemons`
+/// are the kube-proxies that run now.
 pub(super) fn judge(
+    daemons: &[String],
     links: &BTreeSet<String>,
     foreign: &[UnownedServer],
     changes: &[Change],
@@ -53,6 +55,14 @@ pub(super) fn judge(
     unread: &[String],
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
+    if daemons.len() > 1 {
+        let message = format!(
+            "more than one kube-proxy runs in this network namespace ({}), and they overwrite each \
+             other's kernel entries: end all except one",
+            some(daemons)
+        );
+        findings.push(Finding::warn(NAME, message));
+    }
     let known = KNOWN.iter().filter(|(link, _)| links.contains(*link));
     // Reports NodeLocal DNSCache only in IPVS mode. In other modes, NodeLocal DNSCache can take
     // over the address of the DNS Service.
@@ -128,13 +138,21 @@ mod tests {
         let links = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
         let told = |names: &[&str], foreign: &[UnownedServer], changes: &[Change]| {
             let found: BTreeSet<String> = links(names);
-            let findings = judge(&found, foreign, changes, "nftables", &[]).into_iter();
+            let findings = judge(&[], &found, foreign, changes, "nftables", &[]).into_iter();
             findings
                 .map(|of| (of.status, of.message))
                 .collect::<Vec<_>>()
         };
         let none = told(&["lo", "eth0", "nodelocaldns"], &[], &[]);
         assert_eq!(none, [(Status::Ok, "none found".to_owned())]);
+        let daemons = ["kube-proxy[7]", "kube-proxy[9]"].map(str::to_owned);
+        let two = judge(&daemons, &links(&[]), &[], &[], "nftables", &[]);
+        assert!(
+            two[0].message.contains("(kube-proxy[7], kube-proxy[9])"),
+            "{two:?}"
+        );
+        let one = judge(&daemons[..1], &links(&[]), &[], &[], "nftables", &[]);
+        assert_eq!(one[0].status, Status::Ok);
         let cilium = told(&["cilium_host"], &[], &[]);
         assert!(cilium[0].0 == Status::Warn && cilium[0].1.starts_with("Cilium"));
         let left = Change::left_by_another("link kube-ipvs0 with 3 addresses");
@@ -158,11 +176,11 @@ mod tests {
             name: "192.0.2.10:80/TCP".to_owned(),
             wanted_by: Some("default/web:http".to_owned()),
         }];
-        let ipvs = judge(&links(&[]), &taken, &[], "ipvs", &[]);
+        let ipvs = judge(&[], &links(&[]), &taken, &[], "ipvs", &[]);
         assert_eq!((ipvs.len(), ipvs[0].status), (1, Status::Warn));
         let named = "192.0.2.10:80/TCP of Service default/web:http";
         assert!(ipvs[0].message.contains(named), "{}", ipvs[0].message);
-        let ipvs = judge(&links(&["nodelocaldns"]), &[], &[], "ipvs", &[]);
+        let ipvs = judge(&[], &links(&["nodelocaldns"]), &[], &[], "ipvs", &[]);
         assert_eq!(ipvs[0].status, Status::Warn);
     }
 }

@@ -34,6 +34,7 @@ fn server_with(flags: &[&str]) -> Server {
         modes: &[],
         missing_scheduler: |_| None,
         trim: || {},
+        other_daemons: Vec::new,
     };
     let (inspect, _) = Inspect::new(about, status, &SeparateReaders::default());
     let at: SocketAddr = "127.0.0.1:0".parse().unwrap();
