@@ -10,6 +10,7 @@ use crate::masquerading;
 use crate::part::Part;
 use crate::plan::{Op, Plan};
 use crate::server::VirtualServerKey;
+use crate::sets::Set;
 use crate::tables::{Tables, sorted};
 
 /// Maximum number of addresses in one plan. With very many addresses on the link, the kernel may
@@ -128,9 +129,9 @@ fn first_sorted<T: Ord + Copy>(
 }
 
 /// Returns the addresses of virtual servers that are not ready for clients, because they are
-/// missing or still serve removed endpoints. Ignores virtual servers whose write failed, and
-/// removed endpoints that must stay. Costs O(pending entries), because one Service may have
-/// thousands of addresses and ports.
+/// missing, still serve removed endpoints, or lose clients to a removed mark. Ignores entries whose
+/// write failed, and removed endpoints that must stay. Costs O(pending entries), because one Service
+/// may have thousands of addresses and ports.
 fn unserved(tables: &Tables, of: &Situation<'_>) -> HashSet<IpAddr> {
     let servers = &tables.servers;
     let may_remove = of.claims.may_delete && of.knows(Part::Servers);
@@ -140,6 +141,11 @@ fn unserved(tables: &Tables, of: &Situation<'_>) -> HashSet<IpAddr> {
             || (may_remove && masquerading::loses_endpoints(tables, key))
     };
     let unready = servers.pending().filter(is_unready);
-    let at = unready.filter_map(VirtualServerKey::address);
-    at.map(|at| at.address).collect()
+    let unready = unready.filter_map(VirtualServerKey::address);
+    let marks = tables.members(Set::LocalMark);
+    let stale = marks.pending().filter(|mark| {
+        of.claims.may_delete && marks.wanted(mark).is_none() && !marks.is_failing(mark)
+    });
+    let marked = stale.filter_map(|mark| Set::LocalMark.service_address(mark));
+    unready.chain(marked).map(|at| at.address).collect()
 }
