@@ -467,8 +467,8 @@ pub(super) fn waits_for_rules(tables: &Tables, key: &VirtualServerKey, of: &Situ
         return false;
     }
     let Some(at) = key.address() else {
-        // The former table's marks may lead to it already, past rules that reject the packets.
-        return removes_former_table(tables, of);
+        // The former table's marks may lead to an existing one, past rules that reject the packets.
+        return tables.servers.actual(key).is_some() && removes_former_table(tables, of);
     };
     let by_address = Member::from(at);
     let wants = |set: Set, member: Member| tables.members(set).wanted(&member).is_some();
