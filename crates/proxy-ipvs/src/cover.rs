@@ -101,7 +101,8 @@ impl Cover {
     /// Computes the wanted rules, which match each set that has wanted members.
     ///
     /// - The planner writes a set's rules before the set's first member.
-    /// - A set's rules stay until its last member is removed.
+    /// - A set's rules stay until its last member is removed. Rules that are not installed yet are
+    ///   dropped at once: they would only drop packets, for members that no Service wants any more.
     /// - A stale member that the kernel refuses to remove does not bring removed rules back.
     ///
     /// `writing` is the rules that a worker thread is writing, if any.
@@ -114,7 +115,9 @@ impl Cover {
         config: &Config,
     ) {
         let had = self.made_from.as_ref();
-        let keeps = |set: Set| had.is_none_or(|had| had.filled.contains(&set));
+        let lacks_rule =
+            |set: &Set| tables.rules.actual(&()).is_some() && self.uncovered.contains(set);
+        let keeps = |set: Set| had.is_none_or(|had| had.filled.contains(&set) && !lacks_rule(&set));
         let members = tables.all_members();
         let filled: BTreeSet<Set> = members
             .filter(|(set, table)| table.wanted_len() > 0 || (!table.is_empty() && keeps(*set)))
