@@ -18,7 +18,7 @@ const NODE_RANGES: &str =
     "Services: spec.loadBalancerSourceRanges that hold no address of this node";
 
 /// Origin of the rules in each chain. For sets, see [`of_set`].
-pub(super) const ORIGINS: [Origin; 26] = [
+pub(super) const ORIGINS: [Origin; 27] = [
     Origin::of(NAT, "KUBE-SERVICES", ADDRESSES),
     Origin::of(NAT, "KUBE-POSTROUTING", MASQUERADE),
     Origin::of(NAT, "KUBE-MARK-MASQ", MARK),
@@ -41,6 +41,7 @@ pub(super) const ORIGINS: [Origin; 26] = [
     Origin::of(SHIM, "filter-input-behind-ipvs", UNEXPOSED),
     Origin::of(SHIM, "filter-input-before-ipvs", OUTSIDE),
     Origin::of(SHIM, "filter-output", NODE_RANGES),
+    Origin::of(SHIM, "KUBE-KEEP-DESTINATION", ENTRY),
     Origin::of(SHIM, "KUBE-NODE-PORT", NODE_PORTS),
     Origin::of(SHIM, "KUBE-SOURCE-RANGES-FIREWALL", RANGES),
     Origin::of(SHIM, "KUBE-IPVS-FILTER", UNEXPOSED),
